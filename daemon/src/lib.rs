@@ -1,0 +1,8 @@
+//! The per-node daemon: the supervisor that owns what must survive, and the
+//! engines that move messages.
+
+pub mod engine;
+pub mod engine_link;
+pub mod service;
+pub mod supervisor;
+pub mod xsk;
