@@ -1,1 +1,199 @@
-//! See ARCHITECTURE.md.
+//! What the supervisor and an engine say to each other: a SOCK_SEQPACKET pair, one JSON document per packet, descriptors beside it.
+//!
+//! The engine inherits its end as descriptor [`LINK_FD`]. Both ends are the same binary of the same build, but an engine parses
+//! network frames, so the supervisor treats what comes from it as a claim: bounded, parsed, checked against its own books.
+
+use std::net::IpAddr;
+
+use portolan_abi::ledger::LedgerGeometry;
+use portolan_abi::port::{CloseReason, PortGeometry};
+use serde::{Deserialize, Serialize};
+
+/// The engine's end of the link after exec.
+pub const LINK_FD: i32 = 3;
+/// Longest packet either way.
+pub const MAX_PACKET: usize = 64 * 1024;
+
+/// How frames travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Encap {
+    /// EtherType 0x88B5.
+    Ethernet,
+    /// UDP over IPv4 or IPv6.
+    Udp,
+}
+
+/// How an engine waits when there is nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wait {
+    /// Spin.
+    Busy,
+    /// Spin, giving the core away after each empty loop.
+    Yield,
+    /// Spin for a while, then sleep on the doorbells.
+    Adaptive,
+}
+
+/// What an engine is told once, in [`ToEngine::Start`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineConfig {
+    /// This node.
+    pub node: u16,
+    /// Its name.
+    pub name: String,
+    /// Hash of the cluster's name.
+    pub cluster: u64,
+    /// The node's incarnation (also in the ledger).
+    pub incarnation: u64,
+    /// This engine's queue index, 0-based among the node's engines.
+    pub queue: u8,
+    /// Engines of this node.
+    pub queues: u8,
+    /// Ledger's layout.
+    pub ledger: LedgerGeometry,
+    /// Encapsulation.
+    pub encap: Encap,
+    /// UDP port of queue 0; queue q listens on this + q.
+    pub udp_port: u16,
+    /// Local MAC.
+    pub mac: [u8; 6],
+    /// Local address, for UDP.
+    pub address: Option<IpAddr>,
+    /// Interface MTU.
+    pub mtu: u16,
+    /// Waiting mode.
+    pub wait: Wait,
+    /// Core to run on.
+    pub core: Option<usize>,
+    /// UMEM frames used for receiving; the rest is for sending. Total is `ledger.frames`.
+    pub rx_frames: u32,
+    /// Entries of each AF_XDP ring.
+    pub ring_entries: u32,
+    /// Default timeout of a send, milliseconds.
+    pub default_timeout_ms: u64,
+}
+
+/// A node that may be talked to and how it is reached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// Its id.
+    pub node: u16,
+    /// Its name.
+    pub name: String,
+    /// Next hop's MAC; `None` while the neighbour is not resolved.
+    pub mac: Option<[u8; 6]>,
+    /// Its address, for UDP.
+    pub address: Option<IpAddr>,
+}
+
+/// From the supervisor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "to_engine", rename_all = "snake_case")]
+pub enum ToEngine {
+    /// First of all. Descriptors: ledger, UMEM, XSK, then for each queue of the node in order its wake eventfd, then for each *other*
+    /// queue in order: crossing ring from it to us, crossing ring from us to it.
+    Start(Box<EngineConfig>),
+    /// Adds or changes a route. Also sent for this very node (loop back).
+    Route(Route),
+    /// Forgets a node.
+    RemoveNode {
+        /// Its id.
+        node: u16,
+    },
+    /// Serves a port. Descriptors: client half, engine half, event doorbell (engine → application), engine doorbell
+    /// (application → engine). Idempotent.
+    OpenPort {
+        /// The port.
+        port: u16,
+        /// Its generation, as journalled in the ledger.
+        generation: u32,
+        /// Its layout.
+        geometry: PortGeometry,
+        /// True when the port was open with an earlier engine: restore it from the ledger.
+        restore: bool,
+    },
+    /// Every port that survived the previous engine has been sent: restore, then run.
+    Restored,
+    /// Ends service of a port; answered by [`FromEngine::PortClosed`]. Idempotent.
+    ClosePort {
+        /// The port.
+        port: u16,
+        /// Its generation.
+        generation: u32,
+        /// Why.
+        reason: CloseReason,
+    },
+    /// Asks for the peers as this engine sees them; answered by [`FromEngine::Peers`].
+    QueryPeers {
+        /// Returned in the answer.
+        id: u64,
+    },
+    /// Leave cleanly.
+    Stop,
+    /// Fault injection: stop looping, for ever.
+    Hang,
+}
+
+/// What an engine knows of a peer engine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerReport {
+    /// Node.
+    pub node: u16,
+    /// Its queue.
+    pub queue: u8,
+    /// Name it gave in HELLO; empty before.
+    pub name: String,
+    /// `unresolved`, `connecting`, `up`, `unreachable` or `incompatible`.
+    pub state: String,
+    /// Smoothed round trip time, nanoseconds; 0 before the first.
+    pub rtt_ns: u64,
+    /// Messages not yet settled towards it.
+    pub outstanding: u64,
+    /// Its incarnation.
+    pub incarnation: u64,
+    /// Its engine's epoch.
+    pub engine_epoch: u32,
+    /// Longest frame the path carries, transport bytes.
+    pub max_frame: u16,
+}
+
+/// From the engine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "from_engine", rename_all = "snake_case")]
+pub enum FromEngine {
+    /// Adopted everything and runs.
+    Ready {
+        /// Nanoseconds from Start to here.
+        adopted_in_ns: u64,
+    },
+    /// The port is served.
+    PortOpened {
+        /// The port.
+        port: u16,
+        /// Its generation.
+        generation: u32,
+    },
+    /// The port is no longer served and its memory no longer mapped; also unasked, when the engine closed it for cause.
+    PortClosed {
+        /// The port.
+        port: u16,
+        /// Its generation.
+        generation: u32,
+        /// Why.
+        reason: CloseReason,
+    },
+    /// Answer to [`ToEngine::QueryPeers`].
+    Peers {
+        /// The query's.
+        id: u64,
+        /// At most a packet's worth.
+        peers: Vec<PeerReport>,
+    },
+    /// Cannot go on.
+    Fatal {
+        /// Why.
+        message: String,
+    },
+}

@@ -110,7 +110,12 @@ pub trait Host {
 
     /// Copies payload bytes `offset..offset + to.len()` of an accepted send into `to` and returns the CRC32C of the bytes copied
     /// (of the private copy, so a client that changes its memory meanwhile only hurts its own message).
-    fn read_payload(&mut self, send: SendId, offset: u32, to: &mut [u8]) -> Result<u32, MemoryFault>;
+    fn read_payload(
+        &mut self,
+        send: SendId,
+        offset: u32,
+        to: &mut [u8],
+    ) -> Result<u32, MemoryFault>;
 
     /// **Complete a send**: event → producer index → tag freed → events_settled.
     fn complete(&mut self, send: SendId, status: SendStatus);
@@ -124,7 +129,12 @@ pub trait Host {
     fn release(&mut self, buffer: BufferId);
 
     /// Writes verified or still unverified payload into a claimed buffer and returns the CRC32C of the bytes written.
-    fn write_payload(&mut self, buffer: BufferId, offset: u32, from: &[u8]) -> Result<u32, MemoryFault>;
+    fn write_payload(
+        &mut self,
+        buffer: BufferId,
+        offset: u32,
+        from: &[u8],
+    ) -> Result<u32, MemoryFault>;
 
     /// **Commit**: event → producer index (the commit point) → stream base → slot generation → events_settled. Never blocks: the
     /// event ring holds every token. Only after it returns may the number be acknowledged. An error means the port closed under
@@ -140,13 +150,25 @@ pub trait Host {
     fn draw_epoch(&mut self) -> u32;
 
     /// A sending stream's record, {epoch, next}, tagged with the peer's incarnation.
-    fn open_send_record(&mut self, stream: StreamKey, incarnation: u64, epoch: u32, next: u32) -> Result<RecordId, TableFull>;
+    fn open_send_record(
+        &mut self,
+        stream: StreamKey,
+        incarnation: u64,
+        epoch: u32,
+        next: u32,
+    ) -> Result<RecordId, TableFull>;
 
     /// Frees a sending stream's record.
     fn free_send_record(&mut self, record: RecordId);
 
     /// A receiving stream's record, {epoch}, {base}, tagged with the peer's incarnation.
-    fn open_receive_record(&mut self, stream: StreamKey, incarnation: u64, epoch: u32, base: u32) -> Result<RecordId, TableFull>;
+    fn open_receive_record(
+        &mut self,
+        stream: StreamKey,
+        incarnation: u64,
+        epoch: u32,
+        base: u32,
+    ) -> Result<RecordId, TableFull>;
 
     /// Frees a receiving stream's record, after the peer's floor was raised past its epoch.
     fn free_receive_record(&mut self, record: RecordId);

@@ -1,1 +1,3 @@
-//! See ARCHITECTURE.md.
+//! One engine: a poll loop over its sockets, its ports and the transport.
+
+pub mod crossing;

@@ -65,34 +65,83 @@ pub enum Chunk<'a> {
     /// Answers HELLO.
     HelloAck(Hello<'a>),
     /// Incarnations did not match, or versions, clusters or policies do not fit; echoes what was received.
-    Reset { src_incarnation: u32, dst_incarnation: u32, reason: u8 },
+    Reset {
+        src_incarnation: u32,
+        dst_incarnation: u32,
+        reason: u8,
+    },
     /// → A whole message. `start`: present until the epoch's first acknowledgement: the oldest number not settled, where a receiver
     /// without a record opens the stream.
-    Eager { stream: StreamRef, start: Option<u32>, number: u32, tag: u64, payload: Payload },
+    Eager {
+        stream: StreamRef,
+        start: Option<u32>,
+        number: u32,
+        tag: u64,
+        payload: Payload,
+    },
     /// → Request to send a long message, carrying its first bytes (perhaps none).
-    Rts { stream: StreamRef, start: Option<u32>, number: u32, tag: u64, total: u32, payload: Payload },
+    Rts {
+        stream: StreamRef,
+        start: Option<u32>,
+        number: u32,
+        tag: u64,
+        total: u32,
+        payload: Payload,
+    },
     /// → Bytes of a long message.
-    Data { stream: StreamRef, number: u32, offset: u32, payload: Payload },
+    Data {
+        stream: StreamRef,
+        number: u32,
+        offset: u32,
+        payload: Payload,
+    },
     /// ← Bytes below `granted` may be sent; `missing` ones again.
-    Cts { stream: StreamRef, number: u32, granted: u32, missing: [Range; MAX_RANGES], missing_len: u8 },
+    Cts {
+        stream: StreamRef,
+        number: u32,
+        granted: u32,
+        missing: [Range; MAX_RANGES],
+        missing_len: u8,
+    },
     /// ← A long message is committed.
     MsgEnd { stream: StreamRef, number: u32 },
     /// ← Every number before `base` is committed.
     Ack { stream: StreamRef, base: u32 },
     /// ← `expected` did not come (reason 1), had no buffer (2), or was corrupt (3).
-    Nack { stream: StreamRef, expected: u32, reason: u8 },
+    Nack {
+        stream: StreamRef,
+        expected: u32,
+        reason: u8,
+    },
     /// ← A buffer for `number` appeared.
     Ready { stream: StreamRef, number: u32 },
     /// → Asks for the state of the stream; carries no payload. `start` as in EAGER.
-    Probe { stream: StreamRef, start: Option<u32>, number: u32, total: u32 },
+    Probe {
+        stream: StreamRef,
+        start: Option<u32>,
+        number: u32,
+        total: u32,
+    },
     /// ← `number` is refused for good and its number committed.
-    MsgDrop { stream: StreamRef, number: u32, reason: u8 },
+    MsgDrop {
+        stream: StreamRef,
+        number: u32,
+        reason: u8,
+    },
     /// → Confirms MSGDROP up to `number`.
     DropConfirm { stream: StreamRef, number: u32 },
     /// → The sender gave `number` up: commit the number without a delivery unless it is committed already.
-    Null { stream: StreamRef, start: Option<u32>, number: u32 },
+    Null {
+        stream: StreamRef,
+        start: Option<u32>,
+        number: u32,
+    },
     /// ← What became of a NULLed number: `delivered` or not.
-    NullAck { stream: StreamRef, number: u32, delivered: bool },
+    NullAck {
+        stream: StreamRef,
+        number: u32,
+        delivered: bool,
+    },
     /// ← The port is closed: numbers before `base` were delivered, none after.
     PortClosed { stream: StreamRef, base: u32 },
     /// → The stream ends; numbers before `next` are settled.

@@ -1,0 +1,269 @@
+//! Tokens: what an application puts into its half of a port, and how the engine reads it without believing it.
+//!
+//! A slot is read once, word by word, into a private copy ([`Untrusted`]); only [`Untrusted::check`] turns the copy into a value.
+
+use crate::atomic::{AtomicU64, Ordering};
+use crate::port::PortGeometry;
+
+/// Words of a send slot: two cache lines.
+pub const SEND_SLOT_WORDS: usize = 16;
+/// Payload bytes that fit into a send slot itself.
+pub const INLINE_BYTES: usize = 80;
+/// Words of a receive slot.
+pub const RECEIVE_SLOT_WORDS: usize = 4;
+
+/// What a send token asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Opcode {
+    /// Send a message.
+    Send = 1,
+    /// Let a stream go on after a failed send (GM's `resume_sending`).
+    ResumeSending = 2,
+    /// End all waiting sends of a stream after a failed send (GM's `drop_sends`).
+    DropSends = 3,
+    /// Give up the send in slot `arena_offset` (low 32 bits) of generation (high 32 bits).
+    Cancel = 4,
+}
+
+/// Flag of a send token: the payload is in the slot, not in the arena.
+pub const FLAG_INLINE: u8 = 1;
+
+/// A send token's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendToken {
+    /// The slot's generation; grows by one per use, never 0.
+    pub generation: u32,
+    /// What is asked.
+    pub opcode: Opcode,
+    /// 0 low, 1 high.
+    pub priority: u8,
+    /// [`FLAG_INLINE`].
+    pub flags: u8,
+    /// Receiving node.
+    pub node: u16,
+    /// Receiving port.
+    pub port: u16,
+    /// Payload bytes.
+    pub len: u32,
+    /// Payload's offset in the arena, if not inline.
+    pub arena_offset: u64,
+    /// Carried beside the payload.
+    pub tag: u64,
+    /// Microseconds until the send is given up; 0 means the daemon's default.
+    pub timeout_us: u32,
+}
+
+/// A receive token's content: a buffer in the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceiveToken {
+    /// The slot's generation; grows by one per use, never 0.
+    pub generation: u32,
+    /// Priority it is meant for: 0 low, 1 high.
+    pub priority: u8,
+    /// Where the buffer begins in the arena.
+    pub arena_offset: u64,
+    /// Bytes it holds.
+    pub len: u32,
+}
+
+/// Why a token is not believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "std", derive(thiserror::Error))]
+pub enum BadToken {
+    /// The ring entry names a slot that is not there.
+    #[cfg_attr(
+        feature = "std",
+        error("a ring entry names a slot the port does not have")
+    )]
+    Slot,
+    /// The slot's generation is 0 or not the ring entry's.
+    #[cfg_attr(
+        feature = "std",
+        error("the slot's generation is not the ring entry's")
+    )]
+    Generation,
+    /// No such opcode.
+    #[cfg_attr(feature = "std", error("no such opcode"))]
+    Opcode,
+    /// Priority is neither 0 nor 1.
+    #[cfg_attr(feature = "std", error("the priority is neither 0 nor 1"))]
+    Priority,
+    /// Offset and length are not inside the arena (or the slot, if inline).
+    #[cfg_attr(feature = "std", error("offset and length are not inside the arena"))]
+    Range,
+    /// Node or port cannot exist.
+    #[cfg_attr(feature = "std", error("no such node or port can exist"))]
+    Destination,
+    /// The slot is already in use.
+    #[cfg_attr(feature = "std", error("the slot is already in use"))]
+    InUse,
+}
+
+/// A private copy of words another process wrote: a claim until checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Untrusted<const W: usize>([u64; W]);
+
+impl<const W: usize> Untrusted<W> {
+    /// Reads each word once.
+    pub fn read(slot: &[AtomicU64; W]) -> Self {
+        Self(core::array::from_fn(|i| slot[i].load(Ordering::Relaxed)))
+    }
+
+    /// Claims these words, as a test or a fuzzer would.
+    pub fn claim(words: [u64; W]) -> Self {
+        Self(words)
+    }
+}
+
+/// A ring entry: slot and generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenRef {
+    /// The slot.
+    pub slot: u32,
+    /// The generation it carries.
+    pub generation: u32,
+}
+
+impl TokenRef {
+    /// As one ring word.
+    pub fn encode(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.slot)
+    }
+
+    /// From one ring word; the slot is a claim.
+    pub fn decode(word: u64) -> Self {
+        Self {
+            slot: word as u32,
+            generation: (word >> 32) as u32,
+        }
+    }
+}
+
+impl SendToken {
+    /// The header words (the first six) of a slot.
+    pub fn encode(&self) -> [u64; 6] {
+        [
+            u64::from(self.generation) << 32
+                | u64::from(self.opcode as u8)
+                | u64::from(self.priority) << 8
+                | u64::from(self.flags) << 16,
+            u64::from(self.node) | u64::from(self.port) << 16 | u64::from(self.len) << 32,
+            self.arena_offset,
+            self.tag,
+            u64::from(self.timeout_us),
+            0,
+        ]
+    }
+
+    /// Writes the token, and its payload if that is inline (at most [`INLINE_BYTES`]), into a slot.
+    pub fn store(&self, slot: &[AtomicU64; SEND_SLOT_WORDS], inline: &[u8]) {
+        for (word, value) in slot.iter().zip(self.encode()) {
+            word.store(value, Ordering::Relaxed);
+        }
+        for (word, bytes) in slot[6..].iter().zip(inline.chunks(8)) {
+            let mut padded = [0; 8];
+            padded[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(padded), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Untrusted<SEND_SLOT_WORDS> {
+    /// The token, if it makes sense for a port of this geometry.
+    pub fn check(
+        &self,
+        expected: TokenRef,
+        geometry: &PortGeometry,
+    ) -> Result<SendToken, BadToken> {
+        let w = &self.0;
+        let generation = (w[0] >> 32) as u32;
+        if generation == 0 || generation != expected.generation {
+            return Err(BadToken::Generation);
+        }
+        let opcode = match w[0] as u8 {
+            1 => Opcode::Send,
+            2 => Opcode::ResumeSending,
+            3 => Opcode::DropSends,
+            4 => Opcode::Cancel,
+            _ => return Err(BadToken::Opcode),
+        };
+        let token = SendToken {
+            generation,
+            opcode,
+            priority: (w[0] >> 8) as u8,
+            flags: (w[0] >> 16) as u8,
+            node: w[1] as u16,
+            port: (w[1] >> 16) as u16,
+            len: (w[1] >> 32) as u32,
+            arena_offset: w[2],
+            tag: w[3],
+            timeout_us: w[4] as u32,
+        };
+        if token.priority > 1 {
+            return Err(BadToken::Priority);
+        }
+        if token.opcode != Opcode::Cancel
+            && (token.node == 0 || token.node == u16::MAX || token.port >= crate::PORTS)
+        {
+            return Err(BadToken::Destination);
+        }
+        if token.opcode == Opcode::Send {
+            let inside = if token.flags & FLAG_INLINE != 0 {
+                token.len as usize <= INLINE_BYTES
+            } else {
+                geometry.arena_holds(token.arena_offset, token.len)
+            };
+            if !inside {
+                return Err(BadToken::Range);
+            }
+        }
+        Ok(token)
+    }
+}
+
+impl ReceiveToken {
+    /// The words of a receive slot.
+    pub fn encode(&self) -> [u64; RECEIVE_SLOT_WORDS] {
+        [
+            u64::from(self.generation) << 32 | u64::from(self.priority),
+            self.arena_offset,
+            u64::from(self.len),
+            0,
+        ]
+    }
+
+    /// Writes the token into a slot.
+    pub fn store(&self, slot: &[AtomicU64; RECEIVE_SLOT_WORDS]) {
+        for (word, value) in slot.iter().zip(self.encode()) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Untrusted<RECEIVE_SLOT_WORDS> {
+    /// The token, if it makes sense for a port of this geometry.
+    pub fn check(
+        &self,
+        expected: TokenRef,
+        geometry: &PortGeometry,
+    ) -> Result<ReceiveToken, BadToken> {
+        let w = &self.0;
+        let token = ReceiveToken {
+            generation: (w[0] >> 32) as u32,
+            priority: w[0] as u8,
+            arena_offset: w[1],
+            len: w[2] as u32,
+        };
+        if token.generation == 0 || token.generation != expected.generation {
+            return Err(BadToken::Generation);
+        }
+        if token.priority > 1 {
+            return Err(BadToken::Priority);
+        }
+        if !geometry.arena_holds(token.arena_offset, token.len) {
+            return Err(BadToken::Range);
+        }
+        Ok(token)
+    }
+}
