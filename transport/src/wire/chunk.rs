@@ -45,7 +45,7 @@ pub struct Hello<'a> {
     pub name: &'a str,
 }
 
-/// Byte ranges `[from, to)` of a long message that the receiver misses; at most [`MAX_RANGES`].
+/// Most byte ranges `[from, to)` one CTS asks for again.
 pub const MAX_RANGES: usize = 8;
 
 /// A range of bytes, half open.
@@ -66,94 +66,196 @@ pub enum Chunk<'a> {
     HelloAck(Hello<'a>),
     /// Incarnations did not match, or versions, clusters or policies do not fit; echoes what was received.
     Reset {
+        /// The offending frame's source incarnation.
         src_incarnation: u32,
+        /// The offending frame's destination incarnation.
         dst_incarnation: u32,
+        /// What did not fit.
         reason: u8,
     },
-    /// → A whole message. `start`: present until the epoch's first acknowledgement: the oldest number not settled, where a receiver
-    /// without a record opens the stream.
+    /// → A whole message.
     Eager {
+        /// Its stream.
         stream: StreamRef,
+        /// Present until the epoch's first acknowledgement: the oldest number not settled, where a receiver without a record
+        /// opens the stream.
         start: Option<u32>,
+        /// The message.
         number: u32,
+        /// The sender's tag.
         tag: u64,
+        /// The whole message.
         payload: Payload,
     },
     /// → Request to send a long message, carrying its first bytes (perhaps none).
     Rts {
+        /// Its stream.
         stream: StreamRef,
+        /// As in EAGER.
         start: Option<u32>,
+        /// The message.
         number: u32,
+        /// The sender's tag.
         tag: u64,
+        /// The message's length in bytes.
         total: u32,
+        /// Bytes from offset 0; never more than `total`.
         payload: Payload,
     },
     /// → Bytes of a long message.
     Data {
+        /// Its stream.
         stream: StreamRef,
+        /// The message.
         number: u32,
+        /// Where in the message; `offset + payload.len` never overflows.
         offset: u32,
+        /// The bytes, at least one.
         payload: Payload,
     },
     /// ← Bytes below `granted` may be sent; `missing` ones again.
     Cts {
+        /// Its stream.
         stream: StreamRef,
+        /// The message.
         number: u32,
+        /// First byte not granted yet.
         granted: u32,
+        /// What to send again; each range holds at least one byte.
         missing: [Range; MAX_RANGES],
+        /// How many of `missing` count.
         missing_len: u8,
     },
     /// ← A long message is committed.
-    MsgEnd { stream: StreamRef, number: u32 },
+    MsgEnd {
+        /// Its stream.
+        stream: StreamRef,
+        /// The message.
+        number: u32,
+    },
     /// ← Every number before `base` is committed.
-    Ack { stream: StreamRef, base: u32 },
+    Ack {
+        /// Its stream.
+        stream: StreamRef,
+        /// The next number to commit.
+        base: u32,
+    },
     /// ← `expected` did not come (reason 1), had no buffer (2), or was corrupt (3).
     Nack {
+        /// Its stream.
         stream: StreamRef,
+        /// The number to send again.
         expected: u32,
+        /// Why, as above.
         reason: u8,
     },
     /// ← A buffer for `number` appeared.
-    Ready { stream: StreamRef, number: u32 },
-    /// → Asks for the state of the stream; carries no payload. `start` as in EAGER.
-    Probe {
+    Ready {
+        /// Its stream.
         stream: StreamRef,
-        start: Option<u32>,
+        /// The message.
         number: u32,
+    },
+    /// → Asks for the state of the stream; carries no payload.
+    Probe {
+        /// Its stream.
+        stream: StreamRef,
+        /// As in EAGER.
+        start: Option<u32>,
+        /// The message asked about.
+        number: u32,
+        /// Its length in bytes.
         total: u32,
     },
     /// ← `number` is refused for good and its number committed.
     MsgDrop {
+        /// Its stream.
         stream: StreamRef,
+        /// The message.
         number: u32,
+        /// Why; a [`crate::host::Reason`].
         reason: u8,
     },
     /// → Confirms MSGDROP up to `number`.
-    DropConfirm { stream: StreamRef, number: u32 },
+    DropConfirm {
+        /// Its stream.
+        stream: StreamRef,
+        /// The last message confirmed.
+        number: u32,
+    },
     /// → The sender gave `number` up: commit the number without a delivery unless it is committed already.
     Null {
+        /// Its stream.
         stream: StreamRef,
+        /// As in EAGER.
         start: Option<u32>,
+        /// The message.
         number: u32,
     },
     /// ← What became of a NULLed number: `delivered` or not.
     NullAck {
+        /// Its stream.
         stream: StreamRef,
+        /// The message.
         number: u32,
+        /// Whether it had been delivered.
         delivered: bool,
     },
     /// ← The port is closed: numbers before `base` were delivered, none after.
-    PortClosed { stream: StreamRef, base: u32 },
+    PortClosed {
+        /// Its stream.
+        stream: StreamRef,
+        /// The first number not delivered.
+        base: u32,
+    },
     /// → The stream ends; numbers before `next` are settled.
-    Close { stream: StreamRef, next: u32 },
+    Close {
+        /// Its stream.
+        stream: StreamRef,
+        /// The number after the last.
+        next: u32,
+    },
     /// ← The stream is forgotten.
-    Closed { stream: StreamRef },
+    Closed {
+        /// Its stream.
+        stream: StreamRef,
+    },
     /// ← No such stream, or a START below the floor: nothing of it was delivered under this epoch beyond what was acknowledged.
-    Refused { stream: StreamRef },
+    Refused {
+        /// Its stream.
+        stream: StreamRef,
+    },
     /// ← After a takeover: every number before `base` is committed, everything volatile is void.
-    Resume { stream: StreamRef, base: u32 },
+    Resume {
+        /// Its stream.
+        stream: StreamRef,
+        /// The next number to commit.
+        base: u32,
+    },
     /// Padded to `size` bytes to prove the path carries them.
-    PathProbe { size: u16, nonce: u32 },
+    PathProbe {
+        /// Bytes of the whole frame; the writer pads to it, the parser insists on it.
+        size: u16,
+        /// Echoed in PATH-ACK.
+        nonce: u32,
+    },
     /// A path probe of this size arrived.
-    PathAck { size: u16, nonce: u32 },
+    PathAck {
+        /// The probe's size.
+        size: u16,
+        /// The probe's nonce.
+        nonce: u32,
+    },
+}
+
+impl Chunk<'_> {
+    /// The payload that travels with the chunk, if its kind has one.
+    pub fn payload(&self) -> Option<Payload> {
+        match self {
+            Chunk::Eager { payload, .. }
+            | Chunk::Rts { payload, .. }
+            | Chunk::Data { payload, .. } => Some(*payload),
+            _ => None,
+        }
+    }
 }

@@ -1,7 +1,10 @@
 //! The frame header, wire.md §2.
 
+use super::crc::crc32c_append;
+use super::error::WireError;
+
 /// 40 bytes at the start of every frame, under the header CRC together with all chunk headers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct FrameHeader {
     /// Sending node.
     pub src_node: u16,
@@ -25,3 +28,98 @@ pub struct FrameHeader {
 
 /// Bytes of [`FrameHeader`] on the wire.
 pub const FRAME_HEADER_LEN: usize = 40;
+
+/// First two bytes of every frame: "PL".
+pub const MAGIC: u16 = 0x504c;
+
+/// The wire version this build writes.
+pub const VERSION: u8 = 1;
+
+/// Offset of the header CRC.
+const CRC_AT: usize = 36;
+
+/// A frame header as it arrived: what it says of the caller's bytes, still to be checked against them.
+pub(super) struct Parsed {
+    pub header: FrameHeader,
+    pub chunk_count: u8,
+    pub header_len: usize,
+}
+
+impl FrameHeader {
+    /// Reads the header of the frame whose first segment is `first`, and checks magic, version, length and CRC, in this order.
+    pub(super) fn parse(first: &[u8]) -> Result<Parsed, WireError> {
+        let Some((bytes, _)) = first.split_first_chunk::<FRAME_HEADER_LEN>() else {
+            return Err(WireError::Truncated);
+        };
+        if u16_at(bytes, 0) != MAGIC {
+            return Err(WireError::Magic);
+        }
+        if bytes[2] != VERSION {
+            return Err(WireError::Version);
+        }
+        let header_len = usize::from(u16_at(bytes, 4));
+        if header_len < FRAME_HEADER_LEN {
+            return Err(WireError::HeaderLength);
+        }
+        let area = first.get(..header_len).ok_or(WireError::HeaderLength)?;
+        if header_crc(area) != u32_at(bytes, CRC_AT) {
+            return Err(WireError::HeaderCrc);
+        }
+        let header = Self {
+            src_node: u16_at(bytes, 8),
+            dst_node: u16_at(bytes, 10),
+            src_queue: bytes[12],
+            dst_queue: bytes[13],
+            src_incarnation: u32_at(bytes, 16),
+            dst_incarnation: u32_at(bytes, 20),
+            engine_epoch: u32_at(bytes, 24),
+            sent_buffers: u32_at(bytes, 28),
+            credit_limit: u32_at(bytes, 32),
+        };
+        Ok(Parsed {
+            header,
+            chunk_count: bytes[3],
+            header_len,
+        })
+    }
+
+    /// Writes the header over the first bytes of `area` (frame header and all chunk headers), the CRC included.
+    pub(super) fn emit(&self, area: &mut [u8], chunk_count: u8) {
+        let area_len = area.len() as u16;
+        let Some(bytes) = area.first_chunk_mut::<FRAME_HEADER_LEN>() else {
+            return;
+        };
+        bytes[0..2].copy_from_slice(&MAGIC.to_be_bytes());
+        bytes[2] = VERSION;
+        bytes[3] = chunk_count;
+        bytes[4..6].copy_from_slice(&area_len.to_be_bytes());
+        bytes[6..8].fill(0);
+        bytes[8..10].copy_from_slice(&self.src_node.to_be_bytes());
+        bytes[10..12].copy_from_slice(&self.dst_node.to_be_bytes());
+        bytes[12] = self.src_queue;
+        bytes[13] = self.dst_queue;
+        bytes[14..16].fill(0);
+        bytes[16..20].copy_from_slice(&self.src_incarnation.to_be_bytes());
+        bytes[20..24].copy_from_slice(&self.dst_incarnation.to_be_bytes());
+        bytes[24..28].copy_from_slice(&self.engine_epoch.to_be_bytes());
+        bytes[28..32].copy_from_slice(&self.sent_buffers.to_be_bytes());
+        bytes[32..36].copy_from_slice(&self.credit_limit.to_be_bytes());
+        let crc = header_crc(area);
+        area[CRC_AT..FRAME_HEADER_LEN].copy_from_slice(&crc.to_be_bytes());
+    }
+}
+
+/// CRC32C over the header area with the CRC field taken as zero; `area` holds at least a frame header.
+pub(super) fn header_crc(area: &[u8]) -> u32 {
+    let crc = crc32c_append(0, &area[..CRC_AT]);
+    let crc = crc32c_append(crc, &[0; FRAME_HEADER_LEN - CRC_AT]);
+    crc32c_append(crc, &area[FRAME_HEADER_LEN..])
+}
+
+fn u16_at(bytes: &[u8; FRAME_HEADER_LEN], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn u32_at(bytes: &[u8; FRAME_HEADER_LEN], at: usize) -> u32 {
+    u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}

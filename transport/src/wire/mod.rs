@@ -1,9 +1,22 @@
 //! What travels in a frame: one [`FrameHeader`], then chunk headers, then the chunks' payloads, in order.
 //!
-//! The layout is `docs/spec/wire.md`.
+//! The layout is `docs/spec/wire.md`. [`parse`] checks everything it can before anything is believed: after it returned `Ok` no
+//! accessor panics and every chunk is well formed. [`FrameWriter`] is its inverse. Payload is checked by whoever copies it.
 
 pub mod chunk;
+mod codec;
+pub mod crc;
+pub mod error;
 pub mod frame;
+mod parse;
+mod writer;
 
 pub use chunk::{Chunk, Payload, StreamRef};
+pub use crc::{crc32c, crc32c_combine};
+pub use error::WireError;
 pub use frame::FrameHeader;
+pub use parse::{Chunks, Frame, Parts, PayloadView, parse};
+pub use writer::{FrameWriter, Full, HEADER_AREA_MAX, MAX_CHUNKS, PayloadWriter};
+
+#[cfg(test)]
+mod tests;

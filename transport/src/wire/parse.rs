@@ -1,0 +1,227 @@
+//! From received bytes to a [`Frame`], wire.md §5 and §6.
+//!
+//! A frame arrives as one or more segments (receive buffers). All headers lie in the first; payloads may straddle. [`parse`] walks
+//! the chunk headers once and checks every one, so that the [`Frame`] it returns can be walked without errors. It copies nothing
+//! and looks at no payload byte: the payload's CRC is computed by whoever copies it ([`PayloadView::crc`]).
+//!
+//! Rejected: decoding the chunks into a list (an allocation or a copy per frame); a cursor that fails in the middle (half a frame
+//! believed).
+
+use super::chunk::{Chunk, Payload};
+use super::codec::{Decoded, decode};
+use super::crc::crc32c_append;
+use super::error::WireError;
+use super::frame::{FRAME_HEADER_LEN, FrameHeader, Parsed};
+
+/// Up to this length a frame may have bytes after its payloads: Ethernet pads to 60 bytes, and VLAN tags come and go.
+const PADDED_MAX: usize = 64;
+
+/// A frame whose headers were checked. Payload bytes are not checked yet.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame<'a> {
+    header: FrameHeader,
+    segments: &'a [&'a [u8]],
+    header_len: usize,
+    chunk_count: u8,
+    unknown: u8,
+}
+
+/// Checks a received frame, given as its segments in order, against wire.md §6.
+pub fn parse<'a>(segments: &'a [&'a [u8]]) -> Result<Frame<'a>, WireError> {
+    let first = *segments.first().ok_or(WireError::Truncated)?;
+    let total = segments
+        .iter()
+        .try_fold(0usize, |sum, segment| sum.checked_add(segment.len()));
+    let total = total
+        .filter(|&total| total <= usize::from(u16::MAX))
+        .ok_or(WireError::TooLong)?;
+    let Parsed {
+        header,
+        chunk_count,
+        header_len,
+    } = FrameHeader::parse(first)?;
+
+    let mut rest = &first[FRAME_HEADER_LEN..header_len];
+    let mut payloads = 0usize;
+    let mut unknown = 0;
+    let mut probe_size = 0;
+    for _ in 0..chunk_count {
+        let decoded = decode(rest)?;
+        rest = decoded.rest;
+        payloads += decoded
+            .payload
+            .map_or(0, |payload| usize::from(payload.len)); // at most 255 × 65535
+        match decoded.chunk {
+            None => unknown += 1,
+            Some(Chunk::PathProbe { size, .. }) => probe_size = probe_size.max(usize::from(size)),
+            Some(_) => {}
+        }
+    }
+    if !rest.is_empty() {
+        return Err(WireError::ChunkCount);
+    }
+    let used = header_len + payloads;
+    if total < used.max(probe_size) {
+        return Err(WireError::PayloadLength);
+    }
+    if total > used.max(probe_size).max(PADDED_MAX) {
+        return Err(WireError::Trailing);
+    }
+    Ok(Frame {
+        header,
+        segments,
+        header_len,
+        chunk_count,
+        unknown,
+    })
+}
+
+impl<'a> Frame<'a> {
+    /// The frame header.
+    pub fn header(&self) -> &FrameHeader {
+        &self.header
+    }
+
+    /// The chunks of known kinds, in order, each with its payload (empty for kinds without one).
+    pub fn chunks(&self) -> Chunks<'a> {
+        let first = self.segments.first().copied().unwrap_or_default();
+        Chunks {
+            rest: first
+                .get(FRAME_HEADER_LEN..self.header_len)
+                .unwrap_or_default(),
+            left: self.chunk_count,
+            payload: Position {
+                segments: self.segments,
+                at: self.header_len,
+            },
+        }
+    }
+
+    /// How many chunks had a kind this version does not know; they are skipped.
+    pub fn unknown_chunks(&self) -> u8 {
+        self.unknown
+    }
+}
+
+/// A place in a frame's bytes.
+#[derive(Clone, Copy, Debug)]
+struct Position<'a> {
+    /// The segments not behind the place.
+    segments: &'a [&'a [u8]],
+    /// Bytes into the first of them, at most its length.
+    at: usize,
+}
+
+impl Position<'_> {
+    /// Moves on by `bytes`, or to the end.
+    fn advance(&mut self, mut bytes: usize) {
+        while let [first, rest @ ..] = self.segments {
+            let here = first.len() - self.at;
+            if bytes < here || rest.is_empty() {
+                self.at += bytes.min(here);
+                return;
+            }
+            bytes -= here;
+            (self.segments, self.at) = (rest, 0);
+        }
+    }
+}
+
+/// Iterator over a frame's chunks; see [`Frame::chunks`].
+#[derive(Clone, Debug)]
+pub struct Chunks<'a> {
+    rest: &'a [u8],
+    left: u8,
+    payload: Position<'a>,
+}
+
+impl<'a> Iterator for Chunks<'a> {
+    type Item = (Chunk<'a>, PayloadView<'a>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            self.left = self.left.checked_sub(1)?;
+            // `parse` decoded every chunk already; an error is impossible and would end the walk.
+            let Decoded {
+                chunk,
+                payload,
+                rest,
+            } = decode(self.rest).ok()?;
+            self.rest = rest;
+            let view = PayloadView {
+                from: self.payload,
+                payload: payload.unwrap_or_default(),
+            };
+            self.payload.advance(view.len());
+            if let Some(chunk) = chunk {
+                return Some((chunk, view));
+            }
+        }
+    }
+}
+
+/// The bytes that belong to one chunk; nobody has checked them yet.
+#[derive(Clone, Copy, Debug)]
+pub struct PayloadView<'a> {
+    from: Position<'a>,
+    payload: Payload,
+}
+
+impl<'a> PayloadView<'a> {
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        usize::from(self.payload.len)
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.payload.len == 0
+    }
+
+    /// The CRC32C the sender computed. Join the parts' with [`super::crc32c_combine`] and compare before the bytes count.
+    pub fn crc(&self) -> u32 {
+        self.payload.crc
+    }
+
+    /// The bytes in order, one non-empty slice per segment they lie in.
+    pub fn parts(&self) -> Parts<'a> {
+        Parts {
+            from: self.from,
+            left: self.len(),
+        }
+    }
+
+    /// Reads the bytes once and compares their CRC32C.
+    pub fn verify(&self) -> bool {
+        self.parts().fold(0, crc32c_append) == self.payload.crc
+    }
+}
+
+/// Iterator over a payload's parts; see [`PayloadView::parts`].
+#[derive(Clone, Debug)]
+pub struct Parts<'a> {
+    from: Position<'a>,
+    left: usize,
+}
+
+impl<'a> Iterator for Parts<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        while self.left > 0
+            && let [first, ..] = self.from.segments
+        {
+            let here = &first[self.from.at..];
+            let part = &here[..here.len().min(self.left)];
+            if part.is_empty() && self.from.segments.len() == 1 {
+                return None; // impossible after `parse`: the payloads lie inside the segments
+            }
+            self.from.advance(part.len());
+            self.left -= part.len();
+            if !part.is_empty() {
+                return Some(part);
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,168 @@
+//! Building a frame in place, wire.md §5.
+//!
+//! All chunk headers come before all payloads, so a frame is written in two steps: [`FrameWriter::push`] the headers, with the
+//! payloads' lengths, while they fit; then [`FrameWriter::finish_headers`] fixes where payloads start, and
+//! [`PayloadWriter::payload_mut`] and [`PayloadWriter::set_payload_crc`] fill them in any order before
+//! [`PayloadWriter::finish`] seals the headers. No allocation, nothing moved. The two types make the wrong order impossible.
+
+use super::chunk::Chunk;
+use super::codec::{LONGEST, PAYLOAD_CRC_AT, encode};
+use super::frame::{FRAME_HEADER_LEN, FrameHeader};
+
+/// Most chunks in one frame this build writes; it reads up to 255.
+pub const MAX_CHUNKS: usize = 32;
+
+/// Most bytes of headers in one frame this build writes: with any encapsulation and XDP's 256 bytes of headroom they fit the
+/// first receive buffer, even of 2048 bytes.
+pub const HEADER_AREA_MAX: usize = 1536;
+
+/// The chunk does not fit this frame; it goes into the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
+/// A frame whose chunk headers are being written.
+#[derive(Debug)]
+pub struct FrameWriter<'a> {
+    frame: &'a mut [u8],
+    /// Frame header and chunk headers so far.
+    header_len: usize,
+    /// Payload bytes promised so far.
+    payload_len: usize,
+    /// The frame is padded to this, for a path probe.
+    padded_len: usize,
+    chunks: usize,
+    slots: [Slot; MAX_CHUNKS],
+}
+
+/// Where a chunk's header starts in the frame, and its payload in the payload area.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    header: u16,
+    payload: u16,
+    payload_len: u16,
+}
+
+impl<'a> FrameWriter<'a> {
+    /// A frame of at most `frame.len()` bytes (and never more than 65535).
+    pub fn new(frame: &'a mut [u8]) -> Self {
+        let len = frame.len().min(usize::from(u16::MAX));
+        Self {
+            frame: &mut frame[..len],
+            header_len: FRAME_HEADER_LEN,
+            payload_len: 0,
+            padded_len: 0,
+            chunks: 0,
+            slots: [Slot::default(); MAX_CHUNKS],
+        }
+    }
+
+    /// Adds a chunk with its payload's length; the payload's CRC may still be unknown. Returns the chunk's index in the frame.
+    /// A path probe needs room for its size, and the frame will be padded to it.
+    pub fn push(&mut self, chunk: &Chunk<'_>) -> Result<usize, Full> {
+        let mut header = [0; LONGEST];
+        let len = encode(chunk, &mut header);
+        let header_end = self.header_len + len;
+        let payload_len = chunk.payload().map_or(0, |payload| payload.len);
+        let payload_end = self.payload_len + usize::from(payload_len);
+        let padded_len = match chunk {
+            Chunk::PathProbe { size, .. } => self.padded_len.max(usize::from(*size)),
+            _ => self.padded_len,
+        };
+        if self.chunks == MAX_CHUNKS
+            || header_end > HEADER_AREA_MAX
+            || (header_end + payload_end).max(padded_len) > self.frame.len()
+        {
+            return Err(Full);
+        }
+        self.frame[self.header_len..header_end].copy_from_slice(&header[..len]);
+        // Both fit u16: the frame is at most 65535 bytes long.
+        self.slots[self.chunks] = Slot {
+            header: self.header_len as u16,
+            payload: self.payload_len as u16,
+            payload_len,
+        };
+        (self.header_len, self.payload_len, self.padded_len) =
+            (header_end, payload_end, padded_len);
+        self.chunks += 1;
+        Ok(self.chunks - 1)
+    }
+
+    /// How many payload bytes a chunk may bring whose header, without payload, is `chunk`'s; `None` if not even the header fits.
+    pub fn room_for(&self, chunk: &Chunk<'_>) -> Option<usize> {
+        let header_end = self.header_len + encode(chunk, &mut [0; LONGEST]);
+        if self.chunks == MAX_CHUNKS || header_end > HEADER_AREA_MAX {
+            return None;
+        }
+        self.frame.len().checked_sub(header_end + self.payload_len)
+    }
+
+    /// Chunks so far.
+    pub fn chunks(&self) -> usize {
+        self.chunks
+    }
+
+    /// Whether nothing was pushed yet.
+    pub fn is_empty(&self) -> bool {
+        self.chunks == 0
+    }
+
+    /// Bytes of the frame as it stands.
+    pub fn len(&self) -> usize {
+        (self.header_len + self.payload_len).max(self.padded_len)
+    }
+
+    /// Ends the headers; payloads come next.
+    pub fn finish_headers(self) -> PayloadWriter<'a> {
+        PayloadWriter { writer: self }
+    }
+}
+
+/// A frame whose payloads are being filled in.
+#[derive(Debug)]
+pub struct PayloadWriter<'a> {
+    writer: FrameWriter<'a>,
+}
+
+impl PayloadWriter<'_> {
+    /// The bytes of chunk `index`'s payload, as long as the pushed chunk said; empty for a chunk without payload or an index
+    /// that does not exist.
+    pub fn payload_mut(&mut self, index: usize) -> &mut [u8] {
+        let w = &mut self.writer;
+        let Some(slot) = w.slots[..w.chunks].get(index) else {
+            return &mut [];
+        };
+        let start = w.header_len + usize::from(slot.payload);
+        &mut w.frame[start..start + usize::from(slot.payload_len)]
+    }
+
+    /// Sets the CRC32C of chunk `index`'s payload, where the pushed chunk did not know it. Ignored for a chunk without payload:
+    /// its descriptor does not exist.
+    pub fn set_payload_crc(&mut self, index: usize, crc: u32) {
+        let w = &mut self.writer;
+        let Some(slot) = w.slots[..w.chunks].get(index) else {
+            return;
+        };
+        let at = usize::from(slot.header) + PAYLOAD_CRC_AT;
+        if slot.payload_len > 0 {
+            w.frame[at..at + 4].copy_from_slice(&crc.to_be_bytes());
+        }
+    }
+
+    /// Writes the frame header and its CRC and returns the frame's length; 0 if the buffer cannot even hold the frame header.
+    pub fn finish(self, header: &FrameHeader) -> usize {
+        let len = self.writer.len();
+        let FrameWriter {
+            frame,
+            header_len,
+            payload_len,
+            chunks,
+            ..
+        } = self.writer;
+        let Some(frame) = frame.get_mut(..len) else {
+            return 0;
+        };
+        frame[header_len + payload_len..].fill(0);
+        header.emit(&mut frame[..header_len], chunks as u8);
+        len
+    }
+}
