@@ -1,0 +1,73 @@
+//! The one system call aya does not offer as we need it: an XDP link as a file descriptor.
+//!
+//! `aya::programs::Xdp::attach` falls back to netlink when the kernel says EINVAL, and would then
+//! replace somebody else's program; and its links do not give out their descriptor, which has to
+//! outlive this process in systemd's store. So `BPF_LINK_CREATE` is called here. This is the
+//! crate's only unsafe code.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Commands and constants of `linux/bpf.h` and `linux/if_link.h`.
+const BPF_LINK_CREATE: libc::c_long = 28;
+const BPF_XDP: u32 = 37;
+const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+
+/// Where the program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttachMode {
+    /// In the driver, before the kernel allocates anything for the frame.
+    Native,
+    /// In the network stack: works with every driver, and slower.
+    Generic,
+}
+
+/// The part of `union bpf_attr` that `BPF_LINK_CREATE` reads; the kernel takes what is missing at
+/// the end for zero.
+#[repr(C)]
+struct LinkCreate {
+    prog_fd: u32,
+    target_ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+}
+
+/// Attaches `program` to interface `index` of the calling thread's network namespace. The program
+/// stays attached until the last copy of the returned descriptor is closed.
+pub(crate) fn create(program: BorrowedFd<'_>, index: u32, mode: AttachMode) -> io::Result<OwnedFd> {
+    let attr = LinkCreate {
+        prog_fd: program.as_raw_fd().cast_unsigned(),
+        target_ifindex: index,
+        attach_type: BPF_XDP,
+        flags: match mode {
+            AttachMode::Native => XDP_FLAGS_DRV_MODE,
+            AttachMode::Generic => XDP_FLAGS_SKB_MODE,
+        },
+    };
+    // SAFETY: `attr` is a valid prefix of `union bpf_attr` of the size given, it holds no pointer,
+    // and the kernel only reads it.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            BPF_LINK_CREATE,
+            &raw const attr,
+            size_of_val(&attr),
+        )
+    };
+    let fd = i32::try_from(fd).unwrap_or(-1);
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor (close-on-exec) and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The index of the named interface in the calling thread's network namespace.
+pub(crate) fn interface_index(name: &str) -> Option<u32> {
+    let name = CString::new(name).ok()?;
+    // SAFETY: `name` is a string that ends in a null byte and lives through the call.
+    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+    (index != 0).then_some(index)
+}

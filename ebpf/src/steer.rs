@@ -1,0 +1,222 @@
+//! The loader: configuration into the program, the program into the kernel and onto an interface.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use aya::EbpfLoader;
+use aya::maps::{Map, MapData, PerCpuArray, XskMap};
+use aya::programs::Xdp;
+use aya::util::KernelVersion;
+
+use crate::link::{self, AttachMode};
+use crate::{Reason, STEER_OBJECT, SteerConfig, SteerError};
+
+/// The program loaded, perhaps attached.
+///
+/// Dropping it detaches the program, unless a copy of [`Steer::link_fd`] is kept elsewhere.
+pub struct Steer {
+    program: OwnedFd,
+    queues: u16,
+    xsks: XskMap<MapData>,
+    xsks_fd: OwnedFd,
+    counters: PerCpuArray<MapData, u64>,
+    counters_fd: OwnedFd,
+    link: Option<OwnedFd>,
+}
+
+impl Steer {
+    /// Loads the program with this configuration into the kernel. Needs CAP_BPF and
+    /// CAP_NET_ADMIN.
+    ///
+    /// # Errors
+    /// The caller's: [`SteerError::Config`]. The system's: [`SteerError::NoPrivilege`],
+    /// [`SteerError::Kernel`], [`SteerError::System`]. Ours: [`SteerError::Program`].
+    pub fn load(config: &SteerConfig) -> Result<Self, SteerError> {
+        let version = KernelVersion::current().map_err(|error| {
+            SteerError::Kernel(format!("cannot tell the kernel's version: {error}"))
+        })?;
+        let name = program_for(version)?;
+        let rodata = config.rodata()?;
+        let mut object = EbpfLoader::new()
+            // Nothing is relocated against the kernel's types: spare reading them all.
+            .btf(None)
+            .override_global("config", &rodata, true)
+            .load(STEER_OBJECT)
+            .map_err(|error| SteerError::load(&error))?;
+
+        let program: &mut Xdp = object
+            .program_mut(name)
+            .ok_or_else(|| SteerError::Program(format!("no program `{name}`")))?
+            .try_into()
+            .map_err(|error| SteerError::load(&error))?;
+        program.load().map_err(|error| SteerError::load(&error))?;
+        let program = program.fd().map_err(|error| SteerError::load(&error))?;
+        let program = clone_fd(program.as_fd())?;
+
+        let mut take = |name: &str| {
+            object
+                .take_map(name)
+                .ok_or_else(|| SteerError::Program(format!("no map `{name}`")))
+        };
+        let (xsks, counters) = (take("xsks")?, take("counters")?);
+        let (xsks_fd, counters_fd) = (map_fd(&xsks)?, map_fd(&counters)?);
+        Ok(Self {
+            program,
+            queues: config.queues,
+            xsks: xsks.try_into().map_err(|error| SteerError::load(&error))?,
+            xsks_fd,
+            counters: counters
+                .try_into()
+                .map_err(|error| SteerError::load(&error))?,
+            counters_fd,
+            link: None,
+        })
+    }
+
+    /// Attaches the program to `interface` of the calling thread's network namespace. Never
+    /// replaces another program. If [`AttachMode::Native`] is refused the caller may try
+    /// [`AttachMode::Generic`].
+    ///
+    /// # Errors
+    /// The caller's: [`SteerError::Attached`], [`SteerError::NoInterface`]. The system's:
+    /// [`SteerError::Occupied`], [`SteerError::NoNative`], [`SteerError::Refused`],
+    /// [`SteerError::TooFewQueues`], [`SteerError::NoPrivilege`], [`SteerError::System`].
+    pub fn attach(&mut self, interface: &str, mode: AttachMode) -> Result<(), SteerError> {
+        if self.link.is_some() {
+            return Err(SteerError::Attached);
+        }
+        let index = link::interface_index(interface)
+            .ok_or_else(|| SteerError::NoInterface(interface.to_owned()))?;
+        let link = link::create(self.program.as_fd(), index, mode)
+            .map_err(|error| SteerError::attach(interface, mode, error))?;
+        self.link = Some(link);
+        Ok(())
+    }
+
+    /// Sends our frames of `queue` to `xsk`, an AF_XDP socket bound to that queue, in place of
+    /// any socket before it. The entry goes away with the socket's last descriptor.
+    ///
+    /// # Errors
+    /// The caller's: [`SteerError::NoQueue`], [`SteerError::NoSocket`]. The system's:
+    /// [`SteerError::System`].
+    pub fn insert(&mut self, queue: u32, xsk: BorrowedFd<'_>) -> Result<(), SteerError> {
+        self.check_queue(queue)?;
+        self.xsks
+            .set(queue, xsk.as_raw_fd(), 0)
+            .map_err(|error| SteerError::socket(queue, &error))
+    }
+
+    /// From now on drops and counts our frames of `queue`. Removing what is not there is fine.
+    ///
+    /// # Errors
+    /// The caller's: [`SteerError::NoQueue`]. The system's: [`SteerError::System`].
+    pub fn remove(&mut self, queue: u32) -> Result<(), SteerError> {
+        self.check_queue(queue)?;
+        self.xsks
+            .unset(queue)
+            .map_err(|error| SteerError::socket(queue, &error))
+    }
+
+    /// Frames by reason since the load, all CPUs together, in the order of [`Reason::ALL`].
+    ///
+    /// # Errors
+    /// The system's: [`SteerError::System`].
+    pub fn counters(&self) -> Result<Vec<(Reason, u64)>, SteerError> {
+        let read = |reason: &Reason| {
+            let per_cpu = self
+                .counters
+                .get(&(*reason as u32), 0)
+                .map_err(|error| SteerError::system("read the steering counters", &error))?;
+            let sum = per_cpu.iter().fold(0u64, |sum, n| sum.wrapping_add(*n));
+            Ok((*reason, sum))
+        };
+        Reason::ALL.iter().map(read).collect()
+    }
+
+    /// A copy of the link's descriptor, `None` before [`Steer::attach`]. The program stays
+    /// attached as long as any copy is open.
+    ///
+    /// # Errors
+    /// The system's: [`SteerError::System`].
+    pub fn link_fd(&self) -> Result<Option<OwnedFd>, SteerError> {
+        self.link
+            .as_ref()
+            .map(|fd| clone_fd(fd.as_fd()))
+            .transpose()
+    }
+
+    /// A copy of the descriptor of the map from queue to socket.
+    ///
+    /// # Errors
+    /// The system's: [`SteerError::System`].
+    pub fn xsks_fd(&self) -> Result<OwnedFd, SteerError> {
+        clone_fd(self.xsks_fd.as_fd())
+    }
+
+    /// A copy of the descriptor of the map of counters.
+    ///
+    /// # Errors
+    /// The system's: [`SteerError::System`].
+    pub fn counters_fd(&self) -> Result<OwnedFd, SteerError> {
+        clone_fd(self.counters_fd.as_fd())
+    }
+
+    fn check_queue(&self, queue: u32) -> Result<(), SteerError> {
+        if queue < u32::from(self.queues) {
+            return Ok(());
+        }
+        Err(SteerError::NoQueue(queue, self.queues))
+    }
+}
+
+impl fmt::Debug for Steer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Steer")
+            .field("queues", &self.queues)
+            .field("link", &self.link)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The program of the object that this kernel loads (DESIGN section 10: 5.15 is the oldest).
+fn program_for(version: KernelVersion) -> Result<&'static str, SteerError> {
+    if version < KernelVersion::new(5, 15, 0) {
+        return Err(SteerError::Kernel(format!(
+            "kernel {version} is too old: AF_XDP as Portolan uses it needs 5.15 or newer"
+        )));
+    }
+    // XDP programs for frames of several buffers came with 5.18.
+    if version < KernelVersion::new(5, 18, 0) {
+        return Ok("steer_linear");
+    }
+    Ok("steer")
+}
+
+fn clone_fd(fd: BorrowedFd<'_>) -> Result<OwnedFd, SteerError> {
+    fd.try_clone_to_owned()
+        .map_err(|error: io::Error| SteerError::System("copy a descriptor", error))
+}
+
+fn map_fd(map: &Map) -> Result<OwnedFd, SteerError> {
+    match map {
+        Map::XskMap(data) | Map::PerCpuArray(data) => clone_fd(data.fd().as_fd()),
+        _ => Err(SteerError::Program("a map of another type".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn program_by_kernel() {
+        assert!(program_for(KernelVersion::new(5, 14, 21)).is_err());
+        assert_eq!(
+            program_for(KernelVersion::new(5, 15, 0)).unwrap(),
+            "steer_linear"
+        );
+        assert_eq!(program_for(KernelVersion::new(5, 18, 0)).unwrap(), "steer");
+        assert_eq!(program_for(KernelVersion::new(6, 6, 0)).unwrap(), "steer");
+    }
+}
