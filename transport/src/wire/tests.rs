@@ -383,3 +383,13 @@ fn names() {
         );
     }
 }
+
+// wire.md §7 lists every reason with the help text the code gives.
+#[test]
+fn reasons_are_documented() {
+    let spec = include_str!("../../../docs/spec/wire.md");
+    for reason in WireError::ALL {
+        let row = format!("| `{}` | {} |", reason.name(), reason.help());
+        assert!(spec.contains(&row), "{row}");
+    }
+}
