@@ -218,6 +218,9 @@ pub struct RestoredReceiveStream {
     pub epoch: u32,
     /// The next number to commit.
     pub base: u32,
+    /// The port's instance that opened the record is closed (even if the port is open again): the stream answers PortClosed and
+    /// never delivers to the port's next owner.
+    pub closed: bool,
 }
 
 /// An accepted send as the ledger held it.
