@@ -122,3 +122,23 @@ impl Event {
         })
     }
 }
+
+#[cfg(all(test, not(loom)))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        // Any words. Expect: no panic, and what decodes encodes to the same event.
+        #[test]
+        fn an_event_survives_its_words(words in any::<[u64; EVENT_WORDS]>(), kind in 0u64..4) {
+            let mut words = words;
+            words[0] = words[0] & !0xff | kind;
+            if let Some(event) = Event::decode(&words) {
+                prop_assert_eq!(Event::decode(&event.encode()), Some(event));
+            }
+        }
+    }
+}

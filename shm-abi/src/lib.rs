@@ -6,9 +6,10 @@
 
 #[cfg(feature = "std")]
 pub mod control;
+pub mod doorbell;
 pub mod event;
 pub mod ledger;
-#[cfg(feature = "std")]
+#[cfg(all(feature = "std", not(loom)))]
 pub mod memory;
 pub mod port;
 pub mod ring;
@@ -29,6 +30,9 @@ pub const MAX_RECEIVE_TOKENS: u32 = 1024;
 pub const MAX_ARENA_BYTES: u64 = 1 << 36;
 /// Longest message, bytes: 4 GiB − 1.
 pub const MAX_MESSAGE_BYTES: u32 = u32::MAX;
+
+#[cfg(all(test, not(loom)))]
+mod oracle;
 
 pub(crate) mod atomic {
     #[cfg(not(loom))]

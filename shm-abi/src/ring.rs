@@ -156,3 +156,229 @@ impl ConsumerCursor {
         ring.consumer.store(self.next, Ordering::Release);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::oracle::RingOracle;
+
+    struct Memory {
+        producer: AtomicU32,
+        consumer: AtomicU32,
+        entries: Vec<[AtomicU64; 1]>,
+    }
+
+    impl Memory {
+        fn new(capacity: usize, start: u32) -> Self {
+            Self {
+                producer: AtomicU32::new(start),
+                consumer: AtomicU32::new(start),
+                entries: (0..capacity).map(|_| [AtomicU64::new(0)]).collect(),
+            }
+        }
+
+        fn ring(&self) -> SharedRing<'_, 1> {
+            SharedRing::new(&self.producer, &self.consumer, &self.entries)
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Stage,
+        Publish,
+        ProducerDies,
+        Take,
+        Release,
+        ConsumerDies,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            4 => Just(Step::Stage),
+            2 => Just(Step::Publish),
+            1 => Just(Step::ProducerDies),
+            4 => Just(Step::Take),
+            2 => Just(Step::Release),
+            1 => Just(Step::ConsumerDies),
+        ];
+        proptest::collection::vec(step, 0..200)
+    }
+
+    proptest! {
+           // Any interleaving, either side dying and being replaced at any step, indices beginning near their wrap. Expect: the ring is
+           // the oracle's queue.
+           #[test]
+           fn ring_is_the_oracle(steps in steps(), log2 in 0usize..5, start in prop_oneof![Just(0), Just(u32::MAX - 3), any::<u32>()]) {
+               let memory = Memory::new(1 << log2, start);
+               let mut oracle = RingOracle::new(1 << log2);
+               let (mut producer, mut consumer) = (ProducerCursor::new(start), ConsumerCursor::new(start));
+               let mut value = 0;
+               for step in steps {
+                   let ring = memory.ring();
+                   match step {
+                       Step::Stage => {
+                           prop_assert_eq!(producer.free(ring) as usize, oracle.free());
+                           if oracle.free() > 0 {
+                               value += 1;
+                               producer.stage(ring, &[value]);
+                               oracle.stage(value);
+                           }
+                       }
+                       Step::Publish => { producer.publish(ring); oracle.publish(); }
+                       Step::ProducerDies => { producer = ProducerCursor::new(ring.published()); oracle.producer_dies(); }
+                       Step::Take => {
+                           prop_assert_eq!(consumer.available(ring).unwrap() as usize, oracle.available());
+                           if oracle.available() > 0 {
+                               prop_assert_eq!(consumer.take(ring)[0], oracle.take());
+                           }
+                       }
+                       Step::Release => { consumer.release(ring); oracle.release(); }
+                       Step::ConsumerDies => { consumer = ConsumerCursor::new(ring.consumed()); oracle.consumer_dies(); }
+                   }
+               }
+           }
+
+           // The partner's index jumps anywhere. Expect: a claim within the capacity is served, any other is an error, and our own
+           // index does not move.
+           #[test]
+           fn a_jumping_producer_is_named(ours in any::<u32>(), claim in any::<u32>()) {
+               let memory = Memory::new(8, ours);
+               memory.producer.store(claim, Ordering::Release);
+               let consumer = ConsumerCursor::new(ours);
+               let distance = claim.wrapping_sub(ours);
+               match consumer.available(memory.ring()) {
+                   Ok(available) => prop_assert!(available == distance && distance <= 8),
+                   Err(jump) => {
+    prop_assert!(distance > 8);
+    prop_assert_eq!(jump, RingJump { claimed: claim, ours });
+    }
+               }
+               prop_assert_eq!(consumer.next(), ours);
+           }
+
+           // The consumer's index jumps anywhere. Expect: never more room than the ring has.
+           #[test]
+           fn a_jumping_consumer_gives_no_room_that_is_not_there(ours in any::<u32>(), claim in any::<u32>()) {
+               let memory = Memory::new(8, ours);
+               memory.consumer.store(claim, Ordering::Release);
+               prop_assert!(ProducerCursor::new(ours).free(memory.ring()) <= 8);
+           }
+       }
+}
+
+#[cfg(all(test, loom))]
+#[allow(clippy::unwrap_used)]
+mod loom_tests {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    struct Memory {
+        producer: AtomicU32,
+        consumer: AtomicU32,
+        entries: [[AtomicU64; 2]; 2],
+    }
+
+    impl Memory {
+        fn new(start: u32) -> Arc<Self> {
+            Arc::new(Self {
+                producer: AtomicU32::new(start),
+                consumer: AtomicU32::new(start),
+                entries: core::array::from_fn(|_| [AtomicU64::new(0), AtomicU64::new(0)]),
+            })
+        }
+
+        fn ring(&self) -> SharedRing<'_, 2> {
+            SharedRing::new(&self.producer, &self.consumer, &self.entries)
+        }
+    }
+
+    // Three entries through a ring of two, across the wrap of the index. Expect: each arrives whole, once, in order, in every
+    // interleaving and under every reordering the memory model allows.
+    #[test]
+    fn loom_ring_delivers_in_order() {
+        loom::model(|| {
+            let start = u32::MAX;
+            let memory = Memory::new(start);
+            let writer = memory.clone();
+            let producer = thread::spawn(move || {
+                let mut cursor = ProducerCursor::new(start);
+                let mut value = 1;
+                while value <= 3 {
+                    if cursor.free(writer.ring()) > 0 {
+                        cursor.stage(writer.ring(), &[value, value * 10]);
+                        cursor.publish(writer.ring());
+                        value += 1;
+                    } else {
+                        thread::yield_now();
+                    }
+                }
+            });
+            let mut cursor = ConsumerCursor::new(start);
+            let mut expected = 1;
+            while expected <= 3 {
+                if cursor.available(memory.ring()).unwrap() == 0 {
+                    thread::yield_now();
+                    continue;
+                }
+                let words = cursor.take(memory.ring());
+                assert_eq!(words, [expected, expected * 10]);
+                cursor.release(memory.ring());
+                expected += 1;
+            }
+            producer.join().unwrap();
+        });
+    }
+
+    // A consumer takes one entry and dies before it releases; another takes over. Expect: the entry is there again.
+    #[test]
+    fn loom_a_consumer_that_dies_releases_nothing() {
+        loom::model(|| {
+            let memory = Memory::new(7);
+            let writer = memory.clone();
+            let producer = thread::spawn(move || {
+                let mut cursor = ProducerCursor::new(7);
+                for value in 1..=2 {
+                    cursor.stage(writer.ring(), &[value, value]);
+                    cursor.publish(writer.ring());
+                }
+            });
+            let mut dying = ConsumerCursor::new(memory.ring().consumed());
+            if dying.available(memory.ring()).unwrap() > 0 {
+                assert_eq!(dying.take(memory.ring()), [1, 1]);
+            }
+            drop(dying);
+            producer.join().unwrap();
+            let mut heir = ConsumerCursor::new(memory.ring().consumed());
+            assert_eq!(heir.available(memory.ring()), Ok(2));
+            assert_eq!(heir.take(memory.ring()), [1, 1]);
+            assert_eq!(heir.take(memory.ring()), [2, 2]);
+        });
+    }
+
+    // A consumer that finds nothing announces its sleep; a producer publishes meanwhile. Expect: the consumer sees the entry or the
+    // producer sees the announcement; never neither.
+    #[test]
+    fn loom_no_wakeup_is_lost() {
+        loom::model(|| {
+            let memory = Memory::new(0);
+            let waiting = Arc::new(AtomicU32::new(0));
+            let (writer, flag) = (memory.clone(), waiting.clone());
+            let producer = thread::spawn(move || {
+                let mut cursor = ProducerCursor::new(0);
+                cursor.stage(writer.ring(), &[1, 1]);
+                cursor.publish(writer.ring());
+                crate::doorbell::must_ring(&flag)
+            });
+            let cursor = ConsumerCursor::new(0);
+            crate::doorbell::announce(&waiting);
+            let sees = cursor.available(memory.ring()).unwrap() > 0;
+            let rung = producer.join().unwrap();
+            assert!(sees || rung, "a lost wake-up");
+        });
+    }
+}
