@@ -1,0 +1,209 @@
+//! Receiving: receive ring → the caller → fill ring.
+//!
+//! A frame arrives as one to [`MAX_SEGMENTS`] descriptors, all but the last
+//! marked continued. Per batch: record each chunk OWNED, let the caller look at
+//! the frame, release the batch, record the chunks FILL, publish them. A frame
+//! that was looked at but not released when we die is looked at again by our
+//! successor: what the caller does with it must bear repetition.
+
+use super::layout::{CHUNK_SIZE, MAX_SEGMENTS};
+use super::ownership::{Record, is_published};
+use super::ring::{CONTINUED, Descriptor};
+use super::{Doorbell, Xsk};
+
+/// Frames between two releases: few enough that the fill ring stays full.
+const BATCH_FRAMES: usize = 32;
+
+/// What a call of [`Xsk::receive`] did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RxOutcome {
+    /// Frames handed to the caller.
+    pub frames: usize,
+    /// Frames dropped, by the reasons in the counters.
+    pub dropped: usize,
+    /// The budget ended before the ring did: call again.
+    pub more: bool,
+}
+
+impl RxOutcome {
+    fn done(&self) -> usize {
+        self.frames + self.dropped
+    }
+}
+
+/// The next frame in the receive ring, as far as it is there.
+enum NextFrame {
+    /// This many descriptors.
+    Whole(u32),
+    /// Its last descriptor has not arrived yet, or there is none at all.
+    Partial,
+    /// More descriptors than a frame may have.
+    TooLong,
+}
+
+impl<D: Doorbell> Xsk<'_, D> {
+    /// Hands up to `budget` frames to `f`, each as its 1 to [`MAX_SEGMENTS`]
+    /// non-empty segments, and gives their chunks back to the kernel.
+    pub fn receive(&mut self, budget: usize, mut f: impl FnMut(&[&[u8]])) -> RxOutcome {
+        let mut outcome = RxOutcome::default();
+        loop {
+            let Ok(available) = self.rx.available() else {
+                self.note_corrupt_ring();
+                break;
+            };
+            if available == 0 || outcome.done() >= budget {
+                outcome.more = available > 0;
+                break;
+            }
+            let limit = budget.min(outcome.done() + BATCH_FRAMES);
+            let taken = self.receive_batch(available, limit, &mut outcome, &mut f);
+            self.rx.release(taken);
+            self.publish_refill();
+            if taken == 0 {
+                break;
+            }
+        }
+        outcome
+    }
+
+    /// Works through frames among the `available` descriptors until `limit` are
+    /// done; returns the descriptors to release.
+    fn receive_batch(
+        &mut self,
+        available: u32,
+        limit: usize,
+        outcome: &mut RxOutcome,
+        f: &mut impl FnMut(&[&[u8]]),
+    ) -> u32 {
+        let mut taken = 0;
+        while taken < available && outcome.done() < limit {
+            if self.skipping {
+                let entry = self.rx.peek(taken);
+                self.claim_received(&entry);
+                taken += 1;
+                if entry.options & CONTINUED == 0 {
+                    self.skipping = false;
+                    self.counters.rx_too_many_segments += 1;
+                    outcome.dropped += 1;
+                }
+                continue;
+            }
+            match self.next_frame(taken, available) {
+                NextFrame::Whole(count) => {
+                    if self.receive_frame(taken, count, f) {
+                        outcome.frames += 1;
+                    } else {
+                        outcome.dropped += 1;
+                    }
+                    taken += count;
+                }
+                NextFrame::Partial => break,
+                NextFrame::TooLong => self.skipping = true,
+            }
+        }
+        taken
+    }
+
+    fn next_frame(&self, from: u32, available: u32) -> NextFrame {
+        for count in 1..=MAX_SEGMENTS as u32 {
+            if from + count > available {
+                return NextFrame::Partial;
+            }
+            if self.rx.peek(from + count - 1).options & CONTINUED == 0 {
+                return NextFrame::Whole(count);
+            }
+        }
+        NextFrame::TooLong
+    }
+
+    /// Hands on the frame of `count` descriptors at `from`; false if one of
+    /// them was bogus.
+    fn receive_frame(&mut self, from: u32, count: u32, f: &mut impl FnMut(&[&[u8]])) -> bool {
+        let mut segments = [const { 0..0 }; MAX_SEGMENTS];
+        let mut good = true;
+        for (segment, nth) in segments.iter_mut().zip(0..count) {
+            let entry = self.rx.peek(from + nth);
+            if self.claim_received(&entry) {
+                let start = entry.addr as usize;
+                *segment = start..start + entry.len as usize;
+            } else {
+                good = false;
+            }
+        }
+        if !good {
+            self.counters.rx_bad_frames += 1;
+            return false;
+        }
+        // SAFETY: each range lies in a chunk just claimed: the kernel has put it
+        // into the receive ring and does not write it until it is in the fill
+        // ring again, which is after the slices' last use; receive chunks are
+        // never handed out for writing.
+        let slices = segments.map(|range| unsafe { self.umem.bytes(range) });
+        let slices = &slices[..count as usize];
+        self.counters.rx_frames += 1;
+        self.counters.rx_bytes += slices.iter().map(|slice| slice.len() as u64).sum::<u64>();
+        f(slices);
+        true
+    }
+
+    /// Takes the chunk of a receive descriptor, if it is one the kernel had.
+    fn claim_received(&mut self, entry: &Descriptor) -> bool {
+        let chunk = self
+            .layout
+            .check_received(entry.addr, entry.len)
+            .filter(|chunk| {
+                // Also refuses a chunk that occurs twice: the first made it OWNED.
+                matches!(self.table.get(*chunk),
+                Some(Record::Fill(index)) if is_published(index, self.fill.published()))
+            });
+        match chunk {
+            Some(chunk) => {
+                self.table.set(chunk, Record::Owned);
+                self.refill.push(chunk);
+                true
+            }
+            None => {
+                self.counters.rx_bogus_descriptors += 1;
+                false
+            }
+        }
+    }
+
+    /// Gives the receive chunks that are ours to the kernel.
+    pub(super) fn publish_refill(&mut self) {
+        if self.refill.is_empty() {
+            return;
+        }
+        let Ok(in_ring) = self.fill.in_ring() else {
+            self.note_corrupt_ring();
+            return;
+        };
+        // There is room for all, unless the table lied at adoption.
+        let room = self.fill.size() - in_ring;
+        for _ in 0..room {
+            let Some(chunk) = self.refill.pop() else {
+                break;
+            };
+            self.table.set(chunk, Record::Fill(self.fill.next_index()));
+            self.fill.stage(u64::from(chunk) * CHUNK_SIZE as u64);
+        }
+        self.fill.publish();
+    }
+
+    /// True if the driver wants to be woken to take chunks from the fill ring
+    /// (zero-copy only; copy mode takes them as frames arrive).
+    pub fn rx_wakeup_needed(&self) -> bool {
+        self.zero_copy && self.fill.needs_wakeup()
+    }
+
+    /// Wakes the driver. Errors are counted nowhere but in its silence: the
+    /// next transmit kick meets the same ones.
+    pub fn wake_rx(&mut self) {
+        self.counters.rx_wakeups += 1;
+        let _ = self.doorbell.kick_receive();
+    }
+
+    pub(super) fn note_corrupt_ring(&mut self) {
+        self.counters.corrupt_rings += 1;
+    }
+}
