@@ -1,0 +1,483 @@
+//! [`TestHost`]: one engine's surroundings over vectors, with a ledger that survives the engine and a step between any two stores.
+//!
+//! Every durable method performs its stores one by one in the order of `Host`'s documentation and calls [`TestHost::step`] between
+//! them; a run may ask that the engine dies at the n-th step, whichever it is. What the ledger then holds is what
+//! [`TestHost::durable`] gives to the next engine, after replaying the events that were committed but not settled.
+//!
+//! The host also is a checker: it panics when the endpoint breaks the contract (a number twice, a write beside a buffer, a token
+//! that is not there).
+
+use std::collections::BTreeMap;
+
+use portolan_transport::host::{
+    Delivery, Durable, Host, MemoryFault, NoBuffer, Reason, RestoredReceiveStream, RestoredSend,
+    RestoredSendStream, SendRequest, SendStatus, TableFull,
+};
+use portolan_transport::ident::{
+    BufferId, NodeId, Peer, PortId, Priority, RecordId, SendId, StreamKey, serial_lt,
+};
+use portolan_transport::wire::crc32c;
+
+use super::book::{Route, SharedBook, fill};
+
+/// What [`TestHost::step`] unwinds with when the engine dies in the middle of an operation.
+pub struct EngineDeath;
+
+/// What an application reads from its event ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    Received {
+        port: PortId,
+        id: u64,
+        epoch: u32,
+        number: u32,
+    },
+    Completed {
+        id: u64,
+        send: SendId,
+        stream: StreamKey,
+        status: SendStatus,
+    },
+}
+
+#[derive(Debug)]
+pub(super) struct Token {
+    pub(super) slot: u32,
+    pub(super) generation: u32,
+    pub(super) priority: Priority,
+    pub(super) bytes: Vec<u8>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Port {
+    pub(super) open: bool,
+    pub(super) max_len: u32,
+    pub(super) free: Vec<Token>,
+    /// Tokens claimed by the engine, with the length claimed. Volatile: an engine's death gives them back.
+    pub(super) claimed: Vec<(Token, u32)>,
+    next_slot: u32,
+    /// How often the port was opened; its receiving streams belong to one opening.
+    pub(super) generation: u32,
+    /// Generation of each send slot.
+    send_slots: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Send {
+    pub(super) request: SendRequest,
+    /// The tag: record, epoch, number. Set at the accept point.
+    pub(super) accepted: Option<(RecordId, u32, u32)>,
+    /// Handed to the endpoint, not yet accepted. Volatile.
+    taken: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Record {
+    pub(super) stream: StreamKey,
+    pub(super) incarnation: u64,
+    pub(super) epoch: u32,
+    /// Next to send, or base.
+    pub(super) next: u32,
+    /// The opening of the local port it belongs to.
+    pub(super) port_generation: u32,
+}
+
+/// The surroundings of one engine.
+#[derive(Debug)]
+pub struct TestHost {
+    pub(super) node: NodeId,
+    pub(super) book: SharedBook,
+    pub(super) ports: BTreeMap<PortId, Port>,
+    /// Send slots by key, and the send ring: keys in the order the application wrote them.
+    pub(super) sends: BTreeMap<(PortId, u32, u32), Send>,
+    pub(super) ring: Vec<SendId>,
+    pub(super) events: Vec<Event>,
+    pub(super) settled: usize,
+    /// How far the application has read.
+    read: usize,
+    pub(super) send_records: Vec<Option<Record>>,
+    pub(super) receive_records: Vec<Option<Record>>,
+    pub(super) peers: BTreeMap<Peer, (u64, u32)>,
+    pub(super) next_epoch: u32,
+    pub(super) epochs_drawn: u64,
+    /// Records of each kind the ledger holds.
+    pub max_records: usize,
+    /// Sends whose memory cannot be read, by tag; ports whose buffers cannot be written.
+    pub bad_sends: Vec<u64>,
+    /// Steps until the engine dies.
+    pub die_after: Option<u64>,
+    /// Steps so far.
+    pub steps: u64,
+}
+
+impl TestHost {
+    /// A fresh ledger; stream epochs start at `first_epoch`, near their wrap by preference.
+    pub fn new(node: NodeId, book: SharedBook, first_epoch: u32) -> Self {
+        Self {
+            node,
+            book,
+            ports: BTreeMap::new(),
+            sends: BTreeMap::new(),
+            ring: Vec::new(),
+            events: Vec::new(),
+            settled: 0,
+            read: 0,
+            send_records: Vec::new(),
+            receive_records: Vec::new(),
+            peers: BTreeMap::new(),
+            next_epoch: first_epoch,
+            epochs_drawn: 0,
+            max_records: 1024,
+            bad_sends: Vec::new(),
+            die_after: None,
+            steps: 0,
+        }
+    }
+
+    // ---- the application's side ----
+
+    pub fn open_port(&mut self, port: PortId, max_len: u32) {
+        let port = self.ports.entry(port).or_default();
+        assert!(!port.open);
+        port.open = true;
+        port.generation += 1;
+        port.max_len = max_len;
+    }
+
+    /// The supervisor closed the port: its free tokens are gone at once, claimed ones when the endpoint lets go.
+    pub fn close_port(&mut self, port: PortId) {
+        if let Some(port) = self.ports.get_mut(&port) {
+            port.open = false;
+            port.free.clear();
+        }
+    }
+
+    pub fn open_ports(&self) -> Vec<PortId> {
+        self.ports
+            .iter()
+            .filter(|(_, p)| p.open)
+            .map(|(id, _)| *id)
+            .collect()
+    }
+
+    /// Ports that were open once and are not now.
+    pub fn closed_ports(&self) -> Vec<PortId> {
+        self.ports
+            .iter()
+            .filter(|(_, p)| !p.open)
+            .map(|(id, _)| *id)
+            .collect()
+    }
+
+    pub fn provide(&mut self, port: PortId, priority: Priority, len: u32) {
+        let port = self.ports.get_mut(&port).expect("an opened port");
+        let slot = port.next_slot;
+        port.next_slot += 1;
+        port.free.push(Token {
+            slot,
+            generation: 1,
+            priority,
+            bytes: vec![0xee; len as usize],
+        });
+    }
+
+    /// The longest message an open port takes.
+    pub fn max_len(&self, port: PortId) -> Option<u32> {
+        self.ports.get(&port).filter(|p| p.open).map(|p| p.max_len)
+    }
+
+    /// Free receive tokens of a port.
+    pub fn tokens(&self, port: PortId) -> usize {
+        self.ports.get(&port).map_or(0, |p| p.free.len())
+    }
+
+    /// Writes a send into the send ring.
+    pub fn post(&mut self, route: Route, len: u32, deadline: u64) -> (u64, SendId) {
+        assert_eq!(route.from.0, self.node);
+        let tag = self.book.borrow_mut().sent(route, len);
+        let id = self.free_slot(route.from.1);
+        let stream = StreamKey {
+            local: route.from.1,
+            node: route.to.0,
+            remote: route.to.1,
+            priority: route.priority,
+        };
+        let request = SendRequest {
+            id,
+            stream,
+            len,
+            tag,
+            deadline,
+        };
+        self.sends.insert(
+            key(id),
+            Send {
+                request,
+                accepted: None,
+                taken: false,
+            },
+        );
+        self.ring.push(id);
+        (tag, id)
+    }
+
+    /// A send slot of the port that holds no live send, under a new generation.
+    fn free_slot(&mut self, port: PortId) -> SendId {
+        let slots = &mut self
+            .ports
+            .get_mut(&port)
+            .expect("an opened port")
+            .send_slots;
+        let live: Vec<u32> = self
+            .sends
+            .keys()
+            .filter(|k| k.0 == port)
+            .map(|k| k.1)
+            .collect();
+        let slot = (0..).find(|slot| !live.contains(slot)).expect("endless");
+        if slots.len() <= slot as usize {
+            slots.push(u32::MAX - 2);
+        }
+        let generation = &mut slots[slot as usize];
+        *generation = generation.wrapping_add(1).max(1);
+        SendId {
+            port,
+            slot,
+            generation: *generation,
+        }
+    }
+
+    /// Events the application has not read yet.
+    pub fn read_events(&mut self) -> Vec<Event> {
+        let new = self.events[self.read..].to_vec();
+        self.read = self.events.len();
+        new
+    }
+
+    // ---- the engine's side, beside `Host` ----
+
+    /// The next entry of the send ring the endpoint was not given yet.
+    pub fn take_send(&mut self) -> Option<SendRequest> {
+        let id = *self.ring.iter().find(|id| !self.sends[&key(**id)].taken)?;
+        let send = self.sends.get_mut(&key(id))?;
+        send.taken = true;
+        Some(send.request)
+    }
+
+    /// `submit` refused it: the engine completes the token itself.
+    pub fn refuse_send(&mut self, id: SendId, reason: Reason) {
+        assert!(
+            self.sends[&key(id)].accepted.is_none(),
+            "{id:?} refused after it was accepted"
+        );
+        self.finish_send(id, SendStatus::NotDelivered(reason));
+    }
+
+    /// The engine is dead: what it held in its own memory is gone, what was committed is settled.
+    pub fn engine_died(&mut self) {
+        self.die_after = None;
+        // Replay, as the next engine does before anything else. Idempotent.
+        for at in self.settled..self.events.len() {
+            let event = self.events[at];
+            match event {
+                Event::Completed { send, .. } => {
+                    self.sends.remove(&key(send));
+                    self.ring.retain(|id| *id != send);
+                }
+                Event::Received {
+                    id, epoch, number, ..
+                } => {
+                    let route = self.book.borrow().message(id).route;
+                    let stream = StreamKey {
+                        local: route.to.1,
+                        node: route.from.0,
+                        remote: route.from.1,
+                        priority: route.priority,
+                    };
+                    for record in self.receive_records.iter_mut().flatten() {
+                        if record.stream == stream
+                            && record.epoch == epoch
+                            && !serial_lt(number, record.next)
+                        {
+                            record.next = number.wrapping_add(1);
+                        }
+                    }
+                    // The buffer's generation is consumed.
+                    let port = self.ports.get_mut(&route.to.1).expect("its port");
+                    port.claimed.retain(|(token, _)| token.generation != 0);
+                }
+            }
+        }
+        self.settled = self.events.len();
+        for port in self.ports.values_mut() {
+            let claimed = std::mem::take(&mut port.claimed);
+            if port.open {
+                port.free
+                    .extend(claimed.into_iter().map(|(token, _)| token));
+            }
+        }
+        self.ring.retain(|id| {
+            self.sends
+                .get(&key(*id))
+                .is_some_and(|send| send.accepted.is_none())
+        });
+        for send in self.sends.values_mut() {
+            send.taken = false;
+        }
+    }
+
+    /// What the ledger says.
+    pub fn durable(&self) -> Durable {
+        let live = |records: &[Option<Record>]| -> Vec<(RecordId, Record)> {
+            let numbered = records.iter().enumerate();
+            numbered
+                .filter_map(|(i, r)| r.map(|r| (RecordId(i as u32), r)))
+                .collect()
+        };
+        let accepted = || {
+            self.sends
+                .values()
+                .filter_map(|s| s.accepted.map(|tag| (s.request, tag)))
+        };
+        let sending = live(&self.send_records).into_iter().map(|(record, r)| {
+            let tags = accepted().filter(|(_, tag)| (tag.0, tag.1) == (record, r.epoch));
+            let next = tags
+                .map(|(_, tag)| tag.2.wrapping_add(1))
+                .fold(r.next, |a, b| if serial_lt(a, b) { b } else { a });
+            RestoredSendStream {
+                record,
+                stream: r.stream,
+                incarnation: r.incarnation,
+                epoch: r.epoch,
+                next,
+            }
+        });
+        let receiving =
+            live(&self.receive_records)
+                .into_iter()
+                .map(|(record, r)| RestoredReceiveStream {
+                    record,
+                    stream: r.stream,
+                    incarnation: r.incarnation,
+                    epoch: r.epoch,
+                    base: r.next,
+                    closed: self.port_instance(r.stream.local) != Some(r.port_generation),
+                });
+        Durable {
+            peers: self
+                .peers
+                .iter()
+                .map(|(peer, (incarnation, floor))| (*peer, *incarnation, *floor))
+                .collect(),
+            sending: sending.collect(),
+            receiving: receiving.collect(),
+            sends: accepted()
+                .map(|(request, (record, _, number))| RestoredSend {
+                    request,
+                    record,
+                    number,
+                })
+                .collect(),
+        }
+    }
+
+    /// Nothing is held for messages that are over: no claimed token, no send slot.
+    pub fn check_no_leak(&self) {
+        for (id, port) in &self.ports {
+            assert!(
+                port.claimed.is_empty(),
+                "node {:?} port {id:?}: claimed for ever: {:?}",
+                self.node,
+                port.claimed.len()
+            );
+        }
+        assert!(
+            self.sends.is_empty(),
+            "node {:?}: sends for ever: {:?}",
+            self.node,
+            self.sends
+        );
+    }
+
+    /// Stream records in use, sending and receiving.
+    pub fn records(&self) -> (usize, usize) {
+        (
+            self.send_records.iter().flatten().count(),
+            self.receive_records.iter().flatten().count(),
+        )
+    }
+
+    /// Which opening of the port is current, if it is open.
+    pub(super) fn port_instance(&self, port: PortId) -> Option<u32> {
+        self.ports
+            .get(&port)
+            .filter(|p| p.open)
+            .map(|p| p.generation)
+    }
+
+    /// Between two stores.
+    pub(super) fn step(&mut self) {
+        self.steps += 1;
+        if let Some(left) = &mut self.die_after {
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                self.die_after = None;
+                std::panic::resume_unwind(Box::new(EngineDeath));
+            }
+        }
+    }
+
+    pub(super) fn finish_send(&mut self, id: SendId, status: SendStatus) {
+        let Some(send) = self.sends.get(&key(id)).copied() else {
+            panic!("{id:?} completed, but there is no such send")
+        };
+        self.step();
+        self.book.borrow_mut().completed(send.request.tag, status);
+        self.events.push(Event::Completed {
+            id: send.request.tag,
+            send: id,
+            stream: send.request.stream,
+            status,
+        });
+        self.step();
+        self.sends.remove(&key(id));
+        self.ring.retain(|other| *other != id);
+        self.step();
+        self.settled = self.events.len();
+    }
+
+    pub(super) fn send_record(&mut self, record: RecordId) -> &mut Record {
+        self.send_records
+            .get_mut(record.0 as usize)
+            .and_then(Option::as_mut)
+            .expect("a live send record")
+    }
+
+    pub(super) fn receive_record(&mut self, record: RecordId) -> &mut Record {
+        self.receive_records
+            .get_mut(record.0 as usize)
+            .and_then(Option::as_mut)
+            .expect("a live receive record")
+    }
+}
+
+pub(super) fn key(id: SendId) -> (PortId, u32, u32) {
+    (id.port, id.slot, id.generation)
+}
+
+pub(super) fn insert(
+    records: &mut Vec<Option<Record>>,
+    max: usize,
+    record: Record,
+) -> Result<RecordId, TableFull> {
+    let index = match records.iter().position(Option::is_none) {
+        Some(free) => free,
+        None if records.len() < max => {
+            records.push(None);
+            records.len() - 1
+        }
+        None => return Err(TableFull),
+    };
+    records[index] = Some(record);
+    Ok(RecordId(index as u32))
+}

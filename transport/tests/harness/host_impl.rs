@@ -1,0 +1,273 @@
+//! [`Host`] for [`TestHost`]: the stores in their order, and the contract checked at every call.
+
+use portolan_transport::Host;
+use portolan_transport::host::{
+    Delivery, MemoryFault, NoBuffer, SendRequest, SendStatus, TableFull,
+};
+use portolan_transport::ident::{
+    BufferId, Peer, PortId, Priority, RecordId, SendId, StreamKey, serial_lt,
+};
+use portolan_transport::wire::crc32c;
+
+use super::book::{Route, fill};
+use super::host::{Event, Record, TestHost, insert, key};
+
+impl Host for TestHost {
+    fn accept(&mut self, send: &SendRequest, record: RecordId, epoch: u32, number: u32) {
+        let r = *self.send_record(record);
+        assert_eq!(
+            (r.stream, r.epoch),
+            (send.stream, epoch),
+            "accepted on another stream's record"
+        );
+        let known = self
+            .sends
+            .get(&key(send.id))
+            .expect("a send the application wrote");
+        assert_eq!(known.request, *send);
+        let fresh = known.accepted.is_none();
+        // A stream that was reopened with a new epoch numbers its sends again.
+        if let Some((_, old, _)) = known.accepted {
+            assert_ne!(old, epoch, "{:?} accepted twice in an epoch", send.id);
+        }
+        assert_eq!(r.next, number, "numbers are used in order, once");
+        self.step();
+        self.sends.get_mut(&key(send.id)).expect("checked").accepted =
+            Some((record, epoch, number));
+        self.step();
+        self.send_record(record).next = number.wrapping_add(1);
+        self.step();
+        if fresh {
+            self.ring.retain(|id| *id != send.id);
+        }
+    }
+
+    fn read_payload(
+        &mut self,
+        send: SendId,
+        offset: u32,
+        to: &mut [u8],
+    ) -> Result<u32, MemoryFault> {
+        let known = self.sends.get(&key(send)).expect("payload of a live send");
+        assert!(known.accepted.is_some(), "payload before it was accepted");
+        assert!(
+            offset as usize + to.len() <= known.request.len as usize,
+            "payload beyond its end"
+        );
+        if self.bad_sends.contains(&known.request.tag) {
+            return Err(MemoryFault);
+        }
+        fill(known.request.tag, offset, to);
+        Ok(crc32c(to))
+    }
+
+    fn complete(&mut self, send: SendId, status: SendStatus) {
+        self.finish_send(send, status);
+    }
+
+    fn claim(&mut self, port: PortId, priority: Priority, len: u32) -> Result<BufferId, NoBuffer> {
+        let p = self
+            .ports
+            .get_mut(&port)
+            .filter(|p| p.open)
+            .ok_or(NoBuffer::PortClosed)?;
+        if len > p.max_len {
+            return Err(NoBuffer::TooLong);
+        }
+        let fits = p
+            .free
+            .iter()
+            .enumerate()
+            .filter(|(_, t)| t.priority == priority && t.bytes.len() >= len as usize);
+        let (index, _) = fits
+            .min_by_key(|(_, t)| t.bytes.len())
+            .ok_or(NoBuffer::NotNow)?;
+        let token = p.free.swap_remove(index);
+        let id = BufferId {
+            port,
+            slot: token.slot,
+            generation: token.generation,
+        };
+        p.claimed.push((token, len));
+        Ok(id)
+    }
+
+    fn release(&mut self, buffer: BufferId) {
+        let p = self.ports.get_mut(&buffer.port).expect("the buffer's port");
+        let index = p
+            .claimed
+            .iter()
+            .position(|(t, _)| t.slot == buffer.slot)
+            .expect("a claimed buffer");
+        let (token, _) = p.claimed.swap_remove(index);
+        if p.open {
+            p.free.push(token);
+        }
+    }
+
+    fn write_payload(
+        &mut self,
+        buffer: BufferId,
+        offset: u32,
+        from: &[u8],
+    ) -> Result<u32, MemoryFault> {
+        let p = self.ports.get_mut(&buffer.port).expect("the buffer's port");
+        let claimed = p
+            .claimed
+            .iter_mut()
+            .find(|(t, _)| (t.slot, t.generation) == (buffer.slot, buffer.generation));
+        let (token, len) = claimed.expect("a claimed buffer");
+        let end = offset as usize + from.len();
+        assert!(
+            end <= *len as usize,
+            "a write beyond the message: {offset} + {} > {len}",
+            from.len()
+        );
+        token.bytes[offset as usize..end].copy_from_slice(from);
+        if p.open {
+            Ok(crc32c(from))
+        } else {
+            Err(MemoryFault)
+        }
+    }
+
+    fn commit(&mut self, delivery: &Delivery) -> Result<(), MemoryFault> {
+        let d = *delivery;
+        let r = *self.receive_record(d.record);
+        assert_eq!(
+            (r.stream, r.epoch),
+            (d.stream, d.epoch),
+            "committed on another stream's record"
+        );
+        assert_eq!(r.next, d.number, "commits are in order");
+        assert_eq!(d.buffer.port, d.stream.local);
+        let p = self.ports.get(&d.stream.local).expect("the stream's port");
+        let claimed = p
+            .claimed
+            .iter()
+            .find(|(t, _)| t.slot == d.buffer.slot)
+            .expect("a claimed buffer");
+        assert_eq!((claimed.1, claimed.0.priority), (d.len, d.stream.priority));
+        if !p.open {
+            return Err(MemoryFault);
+        }
+        let bytes = claimed.0.bytes[..d.len as usize].to_vec();
+        self.step();
+        let route = Route {
+            from: (d.stream.node, d.stream.remote),
+            to: (self.node, d.stream.local),
+            priority: d.stream.priority,
+        };
+        self.book.borrow_mut().committed(route, d.tag, &bytes);
+        self.events.push(Event::Received {
+            port: d.stream.local,
+            id: d.tag,
+            epoch: d.epoch,
+            number: d.number,
+        });
+        // The token the event names is the application's from here on; generation 0 marks it for the replay.
+        let p = self.ports.get_mut(&d.stream.local).expect("checked");
+        let index = p
+            .claimed
+            .iter()
+            .position(|(t, _)| t.slot == d.buffer.slot)
+            .expect("checked");
+        p.claimed[index].0.generation = 0;
+        self.step();
+        self.receive_record(d.record).next = d.number.wrapping_add(1);
+        self.step();
+        self.ports
+            .get_mut(&d.stream.local)
+            .expect("checked")
+            .claimed
+            .swap_remove(index);
+        self.step();
+        self.settled = self.events.len();
+        Ok(())
+    }
+
+    fn commit_base(&mut self, record: RecordId, epoch: u32, base: u32) {
+        let r = *self.receive_record(record);
+        assert_eq!(r.epoch, epoch);
+        assert!(
+            !serial_lt(base, r.next),
+            "the base never goes back: {} to {base}",
+            r.next
+        );
+        self.step();
+        self.receive_record(record).next = base;
+        self.step();
+    }
+
+    fn draw_epoch(&mut self) -> u32 {
+        self.step();
+        let epoch = self.next_epoch;
+        self.next_epoch = epoch.wrapping_add(1);
+        self.epochs_drawn += 1;
+        self.step();
+        epoch
+    }
+
+    fn open_send_record(
+        &mut self,
+        stream: StreamKey,
+        incarnation: u64,
+        epoch: u32,
+        next: u32,
+    ) -> Result<RecordId, TableFull> {
+        self.step();
+        let port_generation = self.port_instance(stream.local).unwrap_or(0);
+        let record = Record {
+            stream,
+            incarnation,
+            epoch,
+            next,
+            port_generation,
+        };
+        let record = insert(&mut self.send_records, self.max_records, record);
+        self.step();
+        record
+    }
+
+    fn free_send_record(&mut self, record: RecordId) {
+        self.step();
+        self.send_record(record);
+        self.send_records[record.0 as usize] = None;
+        self.step();
+    }
+
+    fn open_receive_record(
+        &mut self,
+        stream: StreamKey,
+        incarnation: u64,
+        epoch: u32,
+        base: u32,
+    ) -> Result<RecordId, TableFull> {
+        self.step();
+        let port_generation = self.port_instance(stream.local).unwrap_or(0);
+        let record = Record {
+            stream,
+            incarnation,
+            epoch,
+            next: base,
+            port_generation,
+        };
+        let record = insert(&mut self.receive_records, self.max_records, record);
+        self.step();
+        record
+    }
+
+    fn free_receive_record(&mut self, record: RecordId) {
+        self.step();
+        self.receive_record(record);
+        self.receive_records[record.0 as usize] = None;
+        self.step();
+    }
+
+    fn store_peer(&mut self, peer: Peer, incarnation: u64, floor: u32) -> Result<(), TableFull> {
+        self.step();
+        self.peers.insert(peer, (incarnation, floor));
+        self.step();
+        Ok(())
+    }
+}

@@ -1,0 +1,36 @@
+//! A cluster of endpoints in one process: hosts over vectors, a network with faults, a virtual clock, and a book of promises.
+//!
+//! Everything is decided by one seed. [`seeds`] runs a test over many and prints, for one that fails, the command that repeats it.
+#![allow(dead_code, unused_imports)] // each test binary uses its part
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // it is all test
+
+pub mod book;
+pub mod host;
+mod host_impl;
+pub mod net;
+pub mod rng;
+mod turns;
+
+pub use book::Route;
+pub use host::Event;
+pub use net::{AfterFailure, Faults, MS, Net, SECOND, US, node};
+pub use rng::Rng;
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+/// Runs `test` for `count` seeds, or for the one in `PORTOLAN_SEED`. `PORTOLAN_SEEDS` changes the count.
+pub fn seeds(binary: &str, name: &str, count: u64, test: impl Fn(u64)) {
+    let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
+    let seeds = match number("PORTOLAN_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("PORTOLAN_SEEDS").unwrap_or(count),
+    };
+    for seed in seeds {
+        if let Err(failure) = catch_unwind(AssertUnwindSafe(|| test(seed))) {
+            eprintln!(
+                "repeat with: PORTOLAN_SEED={seed} cargo test -p portolan-transport --test {binary} {name} -- --exact"
+            );
+            resume_unwind(failure);
+        }
+    }
+}
