@@ -1,0 +1,290 @@
+//! A running daemon: started, waited for, ended for certain.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::cancel;
+use crate::node::Node;
+use crate::process::{self, OnCancel};
+
+/// Bound on one `portolan status`.
+const STATUS: Duration = Duration::from_secs(5);
+/// Bound on the death of killed processes.
+const DEATH: Duration = Duration::from_secs(10);
+/// The pause between two looks at a starting daemon.
+const PAUSE: Duration = Duration::from_millis(10);
+/// How much of a log goes into an error.
+const LOG_LINES: usize = 40;
+
+/// What starting a daemon waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ready {
+    /// The socket accepts a connection.
+    Socket,
+    /// And `portolan status` shows every engine running.
+    Engines,
+}
+
+/// How a daemon is started.
+#[derive(Clone, Debug)]
+pub struct DaemonOptions {
+    /// TOML merged over the node's configuration.
+    pub overrides: String,
+    /// Environment variables on top of our own.
+    pub env: Vec<(String, String)>,
+    /// What to wait for.
+    pub ready: Ready,
+    /// How long to wait.
+    pub within: Duration,
+}
+
+impl Default for DaemonOptions {
+    fn default() -> Self {
+        Self {
+            overrides: String::new(),
+            env: Vec::new(),
+            ready: Ready::Engines,
+            within: Duration::from_secs(15),
+        }
+    }
+}
+
+/// A node's daemon. Dropping it kills the supervisor and every engine.
+#[derive(Debug)]
+pub struct Daemon {
+    node: Node,
+    child: Child,
+    program: PathBuf,
+    config: PathBuf,
+    detached: bool,
+}
+
+impl Daemon {
+    pub(crate) fn start(node: &Node, options: &DaemonOptions) -> Result<Self> {
+        let config = node.write_config(&options.overrides)?;
+        // As /proc/PID/exe will show it.
+        let program = node.daemon_program()?.canonicalize()?;
+        let log_path = node.log_path();
+        let log = File::create(&log_path).with_context(|| log_path.display().to_string())?;
+        let child = node
+            .command(&program)
+            .arg("--config")
+            .arg(&config)
+            .envs(options.env.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .process_group(0)
+            .spawn()
+            .context("cannot start ip netns exec")?;
+        let mut daemon = Self {
+            node: node.clone(),
+            child,
+            program,
+            config,
+            detached: false,
+        };
+        daemon
+            .wait_ready(options)
+            .with_context(|| daemon.explain("did not start"))?;
+        Ok(daemon)
+    }
+
+    fn wait_ready(&mut self, options: &DaemonOptions) -> Result<()> {
+        let deadline = Instant::now() + options.within;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("it ended: {status}");
+            }
+            let not_yet = match self.look(options.ready) {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            if cancel::requested() {
+                bail!("interrupted");
+            }
+            if Instant::now() > deadline {
+                return Err(not_yet.context(format!("not ready within {:?}", options.within)));
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn look(&self, ready: Ready) -> Result<()> {
+        let socket = self.node.socket();
+        UnixStream::connect(&socket).with_context(|| socket.display().to_string())?;
+        if ready == Ready::Engines {
+            let status = self.status()?;
+            let engines = engines(&status)?;
+            let running = |engine: &Value| engine["state"] == "running";
+            if engines.is_empty() || !engines.iter().all(running) {
+                bail!("not every engine is running: {status}");
+            }
+        }
+        Ok(())
+    }
+
+    /// The process id of the supervisor.
+    pub fn pid(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+
+    /// Where it listens for applications.
+    pub fn socket(&self) -> PathBuf {
+        self.node.socket()
+    }
+
+    /// The configuration file it was started with.
+    pub fn config_path(&self) -> &std::path::Path {
+        &self.config
+    }
+
+    /// What it has written to standard output and error.
+    pub fn log(&self) -> String {
+        let bytes = fs::read(self.node.log_path()).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Whether the supervisor still lives.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// What `portolan status --json` says.
+    pub fn status(&self) -> Result<Value> {
+        let mut command = self.node.portolan();
+        command.args(["status", "--json"]);
+        let text = process::run_ok(&mut command, STATUS)?;
+        serde_json::from_str(&text).with_context(|| format!("portolan status --json: {text}"))
+    }
+
+    /// The process ids of its engines, by queue.
+    pub fn engine_pids(&self) -> Result<Vec<i32>> {
+        let status = self.status()?;
+        engines(&status)?
+            .iter()
+            .map(|engine| {
+                let pid = engine["pid"].as_i64().context("an engine without a pid")?;
+                i32::try_from(pid).context("pid")
+            })
+            .collect()
+    }
+
+    /// Waits until `condition` holds of the status, or says what it was last.
+    pub fn wait_status(
+        &self,
+        what: &str,
+        within: Duration,
+        mut condition: impl FnMut(&Value) -> bool,
+    ) -> Result<Value> {
+        let deadline = Instant::now() + within;
+        loop {
+            let status = self.status();
+            if let Ok(status) = &status
+                && condition(status)
+            {
+                return Ok(status.clone());
+            }
+            if cancel::requested() {
+                bail!("interrupted");
+            }
+            if Instant::now() > deadline {
+                let reason = match status {
+                    Ok(status) => format!("last status: {status}"),
+                    Err(error) => format!("no status: {error:#}"),
+                };
+                bail!(self.explain(&format!("{what}: not within {within:?}; {reason}")));
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Asks it to stop (SIGTERM) and waits. An error when it does not stop in time or leaves a process behind, which
+    /// is then killed.
+    pub fn stop(mut self, within: Duration) -> Result<ExitStatus> {
+        let family = process::family(self.pid());
+        kill_process(Pid::from_child(&self.child), Signal::TERM).context("SIGTERM")?;
+        let deadline = Instant::now() + within;
+        let waited = process::wait_child(&mut self.child, deadline, OnCancel::Stop)?;
+        let status = waited.with_context(|| self.explain("did not stop"))?;
+        let left = self.left(&family);
+        if !left.is_empty() {
+            process::kill_until_gone(|| self.left(&family), DEATH)?;
+            bail!(self.explain(&format!("stopped and left processes {left:?} behind")));
+        }
+        Ok(status)
+    }
+
+    /// Kills the supervisor and every engine with SIGKILL, now.
+    pub fn kill(mut self) -> Result<()> {
+        self.kill_all()
+    }
+
+    /// Lets it go on after us: for a lab that stays up.
+    pub fn detach(mut self) {
+        self.detached = true;
+    }
+
+    fn kill_all(&mut self) -> Result<()> {
+        let family = process::family(self.pid());
+        process::kill_group(&mut self.child);
+        process::kill_until_gone(|| self.left(&family), DEATH)
+    }
+
+    /// Which of `family`, and of the node's processes that run our program, still live. The supervisor's children
+    /// outlive it by design, so neither parent nor group alone is enough.
+    fn left(&self, family: &HashSet<i32>) -> HashSet<i32> {
+        let live: HashSet<i32> = process::table().iter().map(|e| e.pid).collect();
+        let ours = |pid: &i32| {
+            fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| {
+                let exe = exe.to_string_lossy();
+                // The file may have been rebuilt meanwhile.
+                exe.trim_end_matches(" (deleted)") == self.program.to_string_lossy()
+            })
+        };
+        let mut left: HashSet<i32> = family.intersection(&live).copied().collect();
+        left.extend(self.node.namespace().processes().into_iter().filter(ours));
+        left
+    }
+
+    /// A message about this daemon with the end of its log.
+    fn explain(&self, what: &str) -> String {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        let tail = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n");
+        format!(
+            "portoland of {} {what}; its log ends:\n{tail}",
+            self.node.name()
+        )
+    }
+}
+
+/// The list of engines in a status.
+fn engines(status: &Value) -> Result<&Vec<Value>> {
+    status["engines"]
+        .as_array()
+        .with_context(|| format!("a status without engines: {status}"))
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if self.detached {
+            return;
+        }
+        if std::thread::panicking() {
+            eprintln!("{}", self.explain("ran during this failure"));
+        }
+        if let Err(error) = self.kill_all() {
+            eprintln!("{}", self.explain(&format!("cannot be ended: {error:#}")));
+        }
+    }
+}
