@@ -15,6 +15,8 @@ use crate::{Reason, STEER_OBJECT, SteerConfig, SteerError};
 /// The program loaded, perhaps attached.
 ///
 /// Dropping it detaches the program, unless a copy of [`Steer::link_fd`] is kept elsewhere.
+/// A child process that another thread is just starting is such a place until it calls exec: an
+/// attach that follows at once may meet [`SteerError::Occupied`] for that moment.
 pub struct Steer {
     program: OwnedFd,
     queues: u16,

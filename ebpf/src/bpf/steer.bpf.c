@@ -115,15 +115,19 @@ struct cursor {
 	void *end;
 };
 
-/* The next `size` bytes, or NULL if the frame ends before. */
-static __always_inline void *take(struct cursor *frame, __u32 size)
-{
-	void *header = frame->at;
+/*
+ * Points `header` at the next sizeof(*header) bytes; false if the frame ends before. The answer is
+ * not the pointer itself: without CAP_PERFMON the verifier forbids comparing that with NULL.
+ */
+#define take(frame, header) take_bytes(frame, (void **)(header), sizeof(**(header)))
 
-	if (header + size > frame->end)
-		return NULL;
-	frame->at = header + size;
-	return header;
+static __always_inline bool take_bytes(struct cursor *frame, void **header, __u32 size)
+{
+	if (frame->at + size > frame->end)
+		return false;
+	*header = frame->at;
+	frame->at += size;
+	return true;
 }
 
 static __always_inline enum steer_reason check_mac(const struct ethhdr *eth)
@@ -158,10 +162,10 @@ static __always_inline bool is_local_v6(const struct ipv6hdr *ip)
 static __always_inline enum steer_reason check_udp(struct cursor *frame, const struct ethhdr *eth,
 						   bool address_is_local)
 {
-	const struct udphdr *udp = take(frame, sizeof(*udp));
+	const struct udphdr *udp;
 	__u16 queue;
 
-	if (!udp)
+	if (!take(frame, &udp))
 		return STEER_PASS_TRUNCATED;
 	/* A port below the base wraps to a number no range reaches: base + queues <= 65536. */
 	queue = bpf_ntohs(udp->dest) - config.udp_base_port;
@@ -174,9 +178,9 @@ static __always_inline enum steer_reason check_udp(struct cursor *frame, const s
 
 static __always_inline enum steer_reason check_ipv4(struct cursor *frame, const struct ethhdr *eth)
 {
-	const struct iphdr *ip = take(frame, sizeof(*ip));
+	const struct iphdr *ip;
 
-	if (!ip)
+	if (!take(frame, &ip))
 		return STEER_PASS_TRUNCATED;
 	if (ip->version != 4 || ip->protocol != IPPROTO_UDP)
 		return STEER_PASS_NOT_OURS;
@@ -191,9 +195,9 @@ static __always_inline enum steer_reason check_ipv4(struct cursor *frame, const 
 
 static __always_inline enum steer_reason check_ipv6(struct cursor *frame, const struct ethhdr *eth)
 {
-	const struct ipv6hdr *ip = take(frame, sizeof(*ip));
+	const struct ipv6hdr *ip;
 
-	if (!ip)
+	if (!take(frame, &ip))
 		return STEER_PASS_TRUNCATED;
 	if (ip->version != 6)
 		return STEER_PASS_NOT_OURS;
@@ -218,9 +222,9 @@ static __always_inline enum steer_reason classify(const struct xdp_md *ctx)
 		.at = (void *)(long)ctx->data,
 		.end = (void *)(long)ctx->data_end,
 	};
-	const struct ethhdr *eth = take(&frame, sizeof(*eth));
+	const struct ethhdr *eth;
 
-	if (!eth)
+	if (!take(&frame, &eth))
 		return STEER_PASS_TRUNCATED;
 	if (eth->h_proto == bpf_htons(ETH_P_8021Q) || eth->h_proto == bpf_htons(ETH_P_8021AD))
 		return STEER_PASS_VLAN;
