@@ -9,13 +9,19 @@
 pub(super) fn crash_point() {}
 
 #[cfg(test)]
-pub(super) use armed::crash_point;
+pub(super) use armed::{Died, crash_point, with_hook};
 
 #[cfg(test)]
 mod armed {
     use std::cell::RefCell;
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-    type Hook = Box<dyn FnMut()>;
+    /// The owner has died at a crash point.
+    #[derive(Debug)]
+    pub(crate) struct Died;
+
+    /// Called at each crash point; false lets the owner die there.
+    type Hook = Box<dyn FnMut() -> bool>;
 
     thread_local! {
         static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
@@ -26,7 +32,24 @@ mod armed {
         let Some(mut hook) = HOOK.with(|cell| cell.borrow_mut().take()) else {
             return;
         };
-        hook();
+        if !hook() {
+            resume_unwind(Box::new(Died));
+        }
         HOOK.with(|cell| *cell.borrow_mut() = Some(hook));
+    }
+
+    /// Runs `body` with `hook` called at every crash point.
+    pub(crate) fn with_hook<R>(
+        hook: impl FnMut() -> bool + 'static,
+        body: impl FnOnce() -> R,
+    ) -> Result<R, Died> {
+        HOOK.with(|cell| *cell.borrow_mut() = Some(Box::new(hook)));
+        let result = catch_unwind(AssertUnwindSafe(body));
+        HOOK.with(|cell| cell.borrow_mut().take());
+        result.map_err(|panic| match panic.downcast::<Died>() {
+            Ok(died) => *died,
+            // A failed assertion, not a death.
+            Err(panic) => resume_unwind(panic),
+        })
     }
 }

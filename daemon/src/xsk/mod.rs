@@ -61,6 +61,8 @@ mod umem;
 
 #[cfg(test)]
 mod fake;
+#[cfg(test)]
+mod tests;
 
 use std::os::fd::BorrowedFd;
 
@@ -106,7 +108,7 @@ pub struct Xsk<'t, D = XskSocket> {
     slots_handed_out: u32,
     /// Sum of `slot_chunks_out`.
     tx_outstanding: u32,
-    /// Receiving is in the middle of a frame of too many segments.
+    /// Receiving is in the middle of a frame larger than the ring.
     skipping: bool,
     zero_copy: bool,
     /// Set by an error after which no kick makes sense.

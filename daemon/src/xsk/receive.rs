@@ -4,7 +4,9 @@
 //! marked continued. Per batch: record each chunk OWNED, let the caller look at
 //! the frame, release the batch, record the chunks FILL, publish them. A frame
 //! that was looked at but not released when we die is looked at again by our
-//! successor: what the caller does with it must bear repetition.
+//! successor: what the caller does with it must bear repetition. A frame is
+//! released as a whole, also one that is dropped, so that a successor does not
+//! start in the middle of one.
 
 use super::layout::{CHUNK_SIZE, MAX_SEGMENTS};
 use super::ownership::{Record, is_published};
@@ -37,8 +39,10 @@ enum NextFrame {
     Whole(u32),
     /// Its last descriptor has not arrived yet, or there is none at all.
     Partial,
-    /// More descriptors than a frame may have.
-    TooLong,
+    /// This many descriptors, which are more than a frame may have.
+    TooLong(u32),
+    /// The whole ring is one frame whose end is still to come.
+    Endless,
 }
 
 impl<D: Doorbell> Xsk<'_, D> {
@@ -97,23 +101,37 @@ impl<D: Doorbell> Xsk<'_, D> {
                     }
                     taken += count;
                 }
+                NextFrame::TooLong(count) => {
+                    for nth in taken..taken + count {
+                        self.claim_received(&self.rx.peek(nth));
+                    }
+                    taken += count;
+                    self.counters.rx_too_many_segments += 1;
+                    outcome.dropped += 1;
+                }
                 NextFrame::Partial => break,
-                NextFrame::TooLong => self.skipping = true,
+                NextFrame::Endless => self.skipping = true,
             }
         }
         taken
     }
 
     fn next_frame(&self, from: u32, available: u32) -> NextFrame {
-        for count in 1..=MAX_SEGMENTS as u32 {
-            if from + count > available {
-                return NextFrame::Partial;
-            }
+        for count in 1..=available - from {
             if self.rx.peek(from + count - 1).options & CONTINUED == 0 {
-                return NextFrame::Whole(count);
+                return if count as usize <= MAX_SEGMENTS {
+                    NextFrame::Whole(count)
+                } else {
+                    NextFrame::TooLong(count)
+                };
             }
         }
-        NextFrame::TooLong
+        // Waiting for the rest is pointless if there is no place for it.
+        if available - from == self.rx.size() {
+            NextFrame::Endless
+        } else {
+            NextFrame::Partial
+        }
     }
 
     /// Hands on the frame of `count` descriptors at `from`; false if one of

@@ -1,0 +1,4 @@
+//! Tests on fake rings: no kernel, no privilege.
+
+mod deaths;
+mod dialogues;
