@@ -305,6 +305,12 @@ impl Foreign {
         self.tx.wakeup().unwrap();
     }
 
+    /// True if everything sent has gone out.
+    pub fn idle(&mut self) -> bool {
+        self.reap();
+        self.free.len() == FOREIGN_FRAMES as usize / 2
+    }
+
     fn reap(&mut self) {
         let mut done = [self.blank; 64];
         loop {
