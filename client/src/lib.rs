@@ -1,1 +1,100 @@
-//! placeholder
+//! Portolan for applications: reliable messages between numbered ports of a cluster's nodes, without system calls on the way.
+//!
+//! The vocabulary is GM's. A process attaches to its node's daemon and opens a **port**; from then on it talks to the node's engine
+//! through shared memory. A **send token** stands for a send under way, a **receive token** for a buffer offered; each comes back with
+//! an **event**.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use portolan::{Event, Node, PortOptions, Priority, SendOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let node = Node::attach_default()?;
+//! let mut port = node.open_port(PortOptions::at(9))?;
+//!
+//! // Messages come into buffers that were offered for them: at each priority, in the sizes expected.
+//! for _ in 0..16 {
+//!     let buffer = port.allocate(4096)?;
+//!     port.provide_receive_buffer(buffer, Priority::Low)?;
+//! }
+//!
+//! port.send_bytes((2, 9), b"hello, node 2", SendOptions::default())?;
+//!
+//! while let Some(event) = port.blocking_receive(Duration::from_secs(1))? {
+//!     match event {
+//!         Event::Received(message) => {
+//!             println!("{} bytes from {}", message.len(), message.from());
+//!             let priority = message.priority();
+//!             port.provide_receive_buffer(message.into_buffer(), priority)?;
+//!         }
+//!         Event::Sent(sent) => println!("to {}: {}", sent.to, sent.status),
+//!         other => port.unknown(other),
+//!     }
+//! }
+//! port.close(Duration::from_secs(1))?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | to | there is |
+//! |---|---|
+//! | send | [`Port::send`] (zero copy), [`Port::send_bytes`] (copies), [`Port::send_and_wait`], [`Port::cancel`] |
+//! | receive | [`Port::provide_receive_buffer`], [`Port::receive`] (polls), [`Port::blocking_receive`], [`Port::unknown`] |
+//! | be called | [`Port::on_message`], [`Port::dispatch`] |
+//! | wait with epoll | [`Port::event_fd`], [`Port::prepare_wait`] |
+//! | go on after a failed send | [`Port::resume_sending`], [`Port::drop_sends`] |
+//! | keep time | [`SendOptions::timeout`], [`Port::set_alarm`], [`Wait`] |
+//!
+//! Messages from one port to another at one priority arrive in the order sent. Every send ends with a definite [`Status`]:
+//! delivered, not delivered, or, when the other node restarted or fell silent, perhaps. After a send failed, the sends behind it
+//! *in the same stream* wait until [`Port::resume_sending`] or [`Port::drop_sends`] says what to do about the gap.
+//!
+//! # Misuse
+//! A [`Buffer`] handed over is moved and comes back with its event, so memory the engine works on cannot be touched in safe code, sent
+//! twice or freed. Everything else that can be done wrong is refused with an error that says so; refusals of a buffer hand it back
+//! ([`Refused`]). Nothing panics. What the engine says is checked against the port's own books; what does not fit is ignored and
+//! counted ([`Port::anomalies`]).
+//!
+//! # Threads
+//! A [`Port`] is `Send` and not `Sync`: one thread at a time owns it, with no lock on its way; it may be moved to another thread. Use
+//! one port per thread, or a lock of your own. A [`Buffer`] may be filled or read in any thread, and dropped there. A [`Node`] may be
+//! shared; its requests wait for one another.
+//!
+//! # Fork
+//! A port belongs to the process that opened it. In a forked child its memory is not there: every operation on the port fails with
+//! [`PortError::Forked`], touching a [`Buffer`] kills the child with SIGSEGV, dropping either does nothing. As long as a child that
+//! did not exec holds the inherited descriptors, the daemon does not notice the parent's death by its connection; a child that
+//! stays around should drop its copies. All descriptors are close-on-exec. A child attaches and opens ports of its own.
+//!
+//! # Waiting
+//! [`Wait::Adaptive`], the default, spins for 50 µs and then sleeps; [`Wait::Yield`] and [`Wait::Busy`] never sleep. A daemon that dies
+//! without closing its ports is noticed while waiting ([`PortError::DaemonGone`]); an application that only ever polls with
+//! [`Port::receive`] sees its sends time out instead, or nothing.
+
+mod alarm;
+mod arena;
+mod control;
+mod error;
+mod event;
+mod free_list;
+mod names;
+mod node;
+mod port;
+mod receive;
+pub mod service;
+mod status;
+mod tokens;
+mod wait;
+
+pub use alarm::{AlarmId, MAX_ALARMS};
+pub use arena::Buffer;
+pub use error::{ArenaFull, NodeError, PortError, Refused, SendError, TooManyAlarms};
+pub use event::{Event, Message, SendHandle, Sent};
+pub use names::{Address, NodeId, PortId, Priority};
+pub use node::{Node, PortOptions, Report};
+pub use port::{Closed, Port, SendOptions};
+pub use portolan_abi::control::{DEFAULT_SOCKET, ErrorCode};
+pub use portolan_abi::port::CloseReason;
+pub use portolan_abi::token::INLINE_BYTES;
+pub use status::{Reason, Status};
+pub use wait::Wait;

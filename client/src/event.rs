@@ -1,0 +1,95 @@
+//! What a port hands to its application.
+
+use std::ops::{Deref, DerefMut};
+
+use crate::alarm::AlarmId;
+use crate::arena::Buffer;
+use crate::names::{Address, Priority};
+use crate::status::Status;
+
+/// What happened.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// A message came.
+    Received(Message),
+    /// A send ended.
+    Sent(Sent),
+    /// An alarm went off.
+    Alarm(AlarmId),
+    /// An engine took over after a fault, this many times so far. Nothing is lost and nothing needs to be done; only delivered
+    /// if [`crate::PortOptions::report_faults`] asks for it.
+    FaultRecovered(u32),
+}
+
+/// A message in the buffer it was received into. Dereferences to its bytes.
+#[derive(Debug)]
+pub struct Message {
+    pub(crate) buffer: Buffer,
+    pub(crate) len: usize,
+    pub(crate) from: Address,
+    pub(crate) priority: Priority,
+    pub(crate) tag: u64,
+}
+
+impl Message {
+    /// Who sent it.
+    pub fn from(&self) -> Address {
+        self.from
+    }
+
+    /// The priority it was sent at.
+    pub fn priority(&self) -> Priority {
+        self.priority
+    }
+
+    /// What the sender put beside the bytes.
+    pub fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    /// The whole buffer, to provide again, or to send the message on without copying it.
+    pub fn into_buffer(self) -> Buffer {
+        self.buffer
+    }
+}
+
+impl Deref for Message {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // Checked against the buffer when the event was read.
+        self.buffer.get(..self.len).unwrap_or_default()
+    }
+}
+
+impl DerefMut for Message {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.buffer.get_mut(..self.len).unwrap_or_default()
+    }
+}
+
+/// Names one send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SendHandle {
+    pub(crate) slot: u32,
+    pub(crate) generation: u32,
+}
+
+/// The end of a send.
+#[derive(Debug)]
+pub struct Sent {
+    /// Which send.
+    pub handle: SendHandle,
+    /// How it ended.
+    pub status: Status,
+    /// Where it went, or should have.
+    pub to: Address,
+    /// Its priority.
+    pub priority: Priority,
+    /// Its tag.
+    pub tag: u64,
+    /// The buffer given to [`crate::Port::send`]; `None` after [`crate::Port::send_bytes`], and for ever out of reach when the
+    /// daemon died with the send.
+    pub buffer: Option<Buffer>,
+}

@@ -1,0 +1,507 @@
+//! A port: sending, providing, commands, closing. Receiving is in `receive.rs`, waiting in `wait.rs`.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::marker::PhantomData;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+use portolan_abi::control::{ErrorCode, Request, Response};
+use portolan_abi::port::{CloseReason, state};
+use portolan_abi::ring::{ConsumerCursor, ProducerCursor};
+use portolan_abi::token::{
+    FLAG_INLINE, INLINE_BYTES, Opcode, ReceiveToken, SEND_SLOT_WORDS, SendToken, TokenRef,
+};
+
+use crate::alarm::{AlarmId, Alarms, deadline_ns};
+use crate::arena::{Buffer, Memory};
+use crate::control::Connection;
+use crate::error::{ArenaFull, NodeError, PortError, Refused, SendError, TooManyAlarms};
+use crate::event::{Event, Message, SendHandle};
+use crate::names::{Address, NodeId, PortId, Priority};
+use crate::node::{PortOptions, unexpected};
+use crate::tokens::{InFlight, ReceiveBook, SendBook, Use};
+use crate::wait::Wait;
+
+/// What may be said about a send.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendOptions {
+    /// Its priority.
+    pub priority: Priority,
+    /// Carried to the receiver beside the bytes.
+    pub tag: u64,
+    /// When to give up, in microseconds up to 71 minutes; `None` for the daemon's default ([`crate::Node::default_timeout`]).
+    pub timeout: Option<Duration>,
+}
+
+/// What became of the sends that were under way when a port was closed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Closed {
+    /// Ended while lingering, delivered.
+    pub delivered: u32,
+    /// Ended while lingering, not or perhaps not delivered.
+    pub failed: u32,
+    /// Not ended when the linger was over: perhaps delivered.
+    pub unfinished: u32,
+}
+
+/// A numbered port, open: send from it, provide buffers to it, receive from it.
+///
+/// One thread at a time owns a port (`Send`, not `Sync`); it may be moved to another. See the crate's documentation for the contract
+/// on threads and fork.
+pub struct Port {
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) connection: Connection,
+    pub(crate) events: OwnedFd,
+    doorbell: OwnedFd,
+    node: NodeId,
+    port: PortId,
+    default_timeout: Duration,
+    pub(crate) wait: Wait,
+    pub(crate) report_faults: bool,
+
+    sends: ProducerCursor,
+    provides: ProducerCursor,
+    pub(crate) received: ConsumerCursor,
+    pub(crate) send_book: SendBook,
+    pub(crate) receive_book: ReceiveBook,
+    /// Events that came while waiting for a particular one.
+    pub(crate) backlog: VecDeque<Event>,
+    pub(crate) alarms: Alarms,
+    pub(crate) life: Life,
+    /// `waiting` is set in shared memory and the doorbell may have rung.
+    pub(crate) armed: bool,
+    pub(crate) faults_seen: u32,
+    pub(crate) anomalies: u64,
+    pub(crate) handler: Option<Handler>,
+    not_sync: PhantomData<Cell<()>>,
+}
+
+/// Called for each message by [`Port::dispatch`].
+pub(crate) type Handler = Box<dyn FnMut(&mut Port, Message) + Send>;
+
+/// From open to over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// In use.
+    Open,
+    /// No more: the sends that were under way are being handed out.
+    Ending(PortError),
+    /// Nothing is left.
+    Over(PortError),
+}
+
+/// What opening a port yielded, verified.
+pub(crate) struct Opened {
+    pub(crate) memory: Memory,
+    pub(crate) connection: Connection,
+    pub(crate) events: OwnedFd,
+    pub(crate) doorbell: OwnedFd,
+    pub(crate) node: NodeId,
+    pub(crate) port: PortId,
+    pub(crate) default_timeout: Duration,
+}
+
+impl Port {
+    pub(crate) fn new(opened: Opened, options: &PortOptions) -> Self {
+        let geometry = opened.memory.client().geometry();
+        let faults_seen = opened
+            .memory
+            .engine()
+            .header()
+            .faults_recovered
+            .load(Ordering::Relaxed);
+        Self {
+            memory: Arc::new(opened.memory),
+            connection: opened.connection,
+            events: opened.events,
+            doorbell: opened.doorbell,
+            node: opened.node,
+            port: opened.port,
+            default_timeout: opened.default_timeout,
+            wait: options.wait,
+            report_faults: options.report_faults,
+            sends: ProducerCursor::new(0),
+            provides: ProducerCursor::new(0),
+            received: ConsumerCursor::new(0),
+            send_book: SendBook::new(geometry.send_tokens, options.send_tokens),
+            receive_book: ReceiveBook::new(geometry.receive_tokens),
+            backlog: VecDeque::with_capacity(geometry.event_capacity() as usize),
+            alarms: Alarms::new(),
+            life: Life::Open,
+            armed: false,
+            faults_seen,
+            anomalies: 0,
+            handler: None,
+            not_sync: PhantomData,
+        }
+    }
+
+    /// This port's own address.
+    pub fn address(&self) -> Address {
+        Address {
+            node: self.node,
+            port: self.port,
+        }
+    }
+
+    /// Messages that can be sent before a send must end.
+    pub fn send_tokens(&self) -> u32 {
+        self.send_book.available()
+    }
+
+    /// Buffers that can be provided before one must come back.
+    pub fn receive_tokens(&self) -> u32 {
+        self.receive_book.available()
+    }
+
+    /// Sends under way.
+    pub fn sends_outstanding(&self) -> u32 {
+        self.send_book.out()
+    }
+
+    /// Buffers provided and not yet used by a message.
+    pub fn buffers_provided(&self) -> u32 {
+        self.receive_book.out()
+    }
+
+    /// Is this send still under way? `false` once its end was received.
+    pub fn is_outstanding(&self, handle: SendHandle) -> bool {
+        self.send_book.holds(handle)
+    }
+
+    /// Events the engine sent that did not fit this port's own books, and were ignored. 0 unless something is badly wrong.
+    pub fn anomalies(&self) -> u64 {
+        self.anomalies
+    }
+
+    /// How often an engine took over this port after a fault.
+    pub fn faults_recovered(&self) -> u32 {
+        self.memory
+            .engine()
+            .header()
+            .faults_recovered
+            .load(Ordering::Relaxed)
+    }
+
+    /// The timeout a send gets that names none.
+    pub fn default_timeout(&self) -> Duration {
+        self.default_timeout
+    }
+
+    /// A buffer of `len` bytes in this port's arena, 64-byte aligned, its content arbitrary.
+    pub fn allocate(&self, len: usize) -> Result<Buffer, ArenaFull> {
+        if self.memory.forked() {
+            return Err(ArenaFull {
+                wanted: len,
+                free: 0,
+                largest: 0,
+            });
+        }
+        self.memory.allocate(len)
+    }
+
+    // ---- sending ----
+
+    /// Sends the first `len` bytes of `buffer` without copying them. The buffer comes back with [`Event::Sent`].
+    pub fn send(
+        &mut self,
+        to: impl Into<Address>,
+        buffer: Buffer,
+        len: usize,
+        options: SendOptions,
+    ) -> Result<SendHandle, Refused> {
+        match self.check_send(to.into(), &buffer, len) {
+            Ok((to, len, slot)) => Ok(self.push_send(slot, to, len, Some(buffer), &[], options)),
+            Err(error) => Err(Refused { error, buffer }),
+        }
+    }
+
+    fn check_send(
+        &mut self,
+        to: Address,
+        buffer: &Buffer,
+        len: usize,
+    ) -> Result<(Address, u32, TokenRef), SendError> {
+        self.usable()?;
+        if !buffer.belongs_to(&self.memory) {
+            return Err(SendError::ForeignBuffer);
+        }
+        if len > buffer.len() {
+            return Err(SendError::TooLong {
+                len,
+                buffer: buffer.len(),
+            });
+        }
+        let slot = self.send_slot(to)?;
+        Ok((to, len as u32, slot))
+    }
+
+    fn send_slot(&mut self, to: Address) -> Result<TokenRef, SendError> {
+        if !to.is_valid() {
+            return Err(SendError::BadAddress);
+        }
+        self.send_book.next(false).ok_or(SendError::NoToken)
+    }
+
+    /// Sends a copy of `bytes`: inside the token if there are at most 80, else through the arena.
+    pub fn send_bytes(
+        &mut self,
+        to: impl Into<Address>,
+        bytes: &[u8],
+        options: SendOptions,
+    ) -> Result<SendHandle, SendError> {
+        self.usable()?;
+        let to = to.into();
+        let slot = self.send_slot(to)?;
+        if bytes.len() <= INLINE_BYTES {
+            return Ok(self.push_send(slot, to, bytes.len() as u32, None, bytes, options));
+        }
+        let mut copy = self.memory.allocate(bytes.len())?;
+        copy.copy_from_slice(bytes);
+        let len = copy.token_len();
+        Ok(self.push_send(slot, to, len, Some(copy), bytes, options))
+    }
+
+    /// Writes and publishes a send. `bytes` is what was copied, if anything was: into the slot without a buffer, else into it.
+    fn push_send(
+        &mut self,
+        slot: TokenRef,
+        to: Address,
+        len: u32,
+        buffer: Option<Buffer>,
+        bytes: &[u8],
+        options: SendOptions,
+    ) -> SendHandle {
+        let inline = if buffer.is_none() { bytes } else { &[] };
+        let token = SendToken {
+            generation: slot.generation,
+            opcode: Opcode::Send,
+            priority: options.priority.code(),
+            flags: if buffer.is_none() { FLAG_INLINE } else { 0 },
+            node: to.node.0,
+            port: to.port.0,
+            len,
+            arena_offset: buffer.as_ref().map_or(0, Buffer::offset),
+            tag: options.tag,
+            timeout_us: options.timeout.map_or(0, timeout_us),
+        };
+        let send = InFlight {
+            copied: buffer.is_some() && !bytes.is_empty(),
+            buffer,
+            to,
+            priority: options.priority,
+            tag: options.tag,
+        };
+        self.push_token(slot, &token, inline, Use::Send(send));
+        SendHandle {
+            slot: slot.slot,
+            generation: slot.generation,
+        }
+    }
+
+    fn push_token(&mut self, slot: TokenRef, token: &SendToken, inline: &[u8], used: Use) {
+        let words: &[AtomicU64; SEND_SLOT_WORDS] =
+            &self.memory.client().send_slots()[slot.slot as usize];
+        token.store(words, inline);
+        self.send_book.fill(slot, used);
+        // There is room: as many entries as slots, and the slot was free.
+        let ring = self.memory.send_ring();
+        self.sends.stage(ring, &[slot.encode()]);
+        self.sends.publish(ring);
+        self.ring_doorbell();
+    }
+
+    // ---- after a failed send ----
+
+    /// Lets the stream to `to` go on after a send of it failed: later sends are sent in spite of the gap.
+    pub fn resume_sending(
+        &mut self,
+        to: impl Into<Address>,
+        priority: Priority,
+    ) -> Result<(), SendError> {
+        self.stream_command(Opcode::ResumeSending, to.into(), priority)
+    }
+
+    /// Ends all waiting sends of the stream to `to` after one failed, each as not delivered ([`crate::Reason::Dropped`]) unless it
+    /// already was. The stream then goes on with what is sent next.
+    pub fn drop_sends(
+        &mut self,
+        to: impl Into<Address>,
+        priority: Priority,
+    ) -> Result<(), SendError> {
+        self.stream_command(Opcode::DropSends, to.into(), priority)
+    }
+
+    fn stream_command(
+        &mut self,
+        opcode: Opcode,
+        to: Address,
+        priority: Priority,
+    ) -> Result<(), SendError> {
+        if !to.is_valid() {
+            return Err(SendError::BadAddress);
+        }
+        self.command(opcode, to, priority, 0)
+    }
+
+    /// Gives up a send. It still ends with an event, as cancelled, or as whatever happened first. `false` if it has ended already.
+    pub fn cancel(&mut self, handle: SendHandle) -> Result<bool, SendError> {
+        self.usable()?;
+        if !self.send_book.holds(handle) {
+            return Ok(false);
+        }
+        let name = u64::from(handle.generation) << 32 | u64::from(handle.slot);
+        let nobody = (0, 0).into();
+        self.command(Opcode::Cancel, nobody, Priority::Low, name)?;
+        Ok(true)
+    }
+
+    fn command(
+        &mut self,
+        opcode: Opcode,
+        to: Address,
+        priority: Priority,
+        name: u64,
+    ) -> Result<(), SendError> {
+        self.usable()?;
+        let slot = self.send_book.next(true).ok_or(SendError::NoToken)?;
+        let token = SendToken {
+            generation: slot.generation,
+            opcode,
+            priority: priority.code(),
+            flags: 0,
+            node: to.node.0,
+            port: to.port.0,
+            len: 0,
+            arena_offset: name,
+            tag: 0,
+            timeout_us: 0,
+        };
+        self.push_token(slot, &token, &[], Use::Command);
+        Ok(())
+    }
+
+    // ---- providing ----
+
+    /// Offers a whole buffer for a message sent at `priority`. A message takes the smallest offered size class that holds it. The buffer
+    /// comes back with [`Event::Received`].
+    pub fn provide_receive_buffer(
+        &mut self,
+        buffer: Buffer,
+        priority: Priority,
+    ) -> Result<(), Refused> {
+        let slot = match self.check_provide(&buffer) {
+            Ok(slot) => slot,
+            Err(error) => return Err(Refused { error, buffer }),
+        };
+        let token = ReceiveToken {
+            generation: slot.generation,
+            priority: priority.code(),
+            arena_offset: buffer.offset(),
+            len: buffer.token_len(),
+        };
+        token.store(&self.memory.client().receive_slots()[slot.slot as usize]);
+        self.receive_book.fill(slot, buffer);
+        // There is room: as many entries as slots, and the slot was free.
+        let ring = self.memory.provide_ring();
+        self.provides.stage(ring, &[slot.encode()]);
+        self.provides.publish(ring);
+        self.ring_doorbell();
+        Ok(())
+    }
+
+    fn check_provide(&self, buffer: &Buffer) -> Result<TokenRef, SendError> {
+        self.usable()?;
+        if !buffer.belongs_to(&self.memory) {
+            return Err(SendError::ForeignBuffer);
+        }
+        self.receive_book.next().ok_or(SendError::NoToken)
+    }
+
+    // ---- alarms ----
+
+    /// Sets an alarm, received as [`Event::Alarm`] once `after` has passed.
+    pub fn set_alarm(&mut self, after: Duration) -> Result<AlarmId, TooManyAlarms> {
+        self.alarms.set(deadline_ns(after))
+    }
+
+    /// Cancels an alarm. `false` if it has gone off already.
+    pub fn cancel_alarm(&mut self, alarm: AlarmId) -> bool {
+        self.alarms.cancel(alarm)
+    }
+
+    // ---- closing ----
+
+    /// Waits up to `linger` for the sends under way, then closes the port. When this returns its number is free again. Events that
+    /// come meanwhile are dropped. Dropping a port closes it without linger, a moment later.
+    pub fn close(mut self, linger: Duration) -> Result<Closed, NodeError> {
+        let mut closed = Closed::default();
+        let deadline = deadline_ns(linger);
+        while self.send_book.out() > 0 {
+            match self.receive_until(deadline) {
+                Ok(Some(Event::Sent(sent))) if sent.status.is_delivered() => closed.delivered += 1,
+                Ok(Some(Event::Sent(_))) => closed.failed += 1,
+                Ok(Some(_)) => {}
+                Ok(None) | Err(_) => break,
+            }
+        }
+        closed.unfinished = self.send_book.out();
+        if self.memory.forked() || self.life != Life::Open {
+            return Ok(closed);
+        }
+        let request = Request::ClosePort { port: self.port.0 };
+        match self.connection.request(&request) {
+            Ok((Response::Done, _)) => Ok(closed),
+            Ok((other, _)) => Err(unexpected("ClosePort", &other)),
+            // Closed meanwhile, for another reason.
+            Err(NodeError::Refused {
+                code: ErrorCode::NotFound,
+                ..
+            }) => Ok(closed),
+            Err(error) => Err(error),
+        }
+    }
+
+    // ---- what all share ----
+
+    /// Can it be used at all?
+    pub(crate) fn usable(&self) -> Result<(), PortError> {
+        if self.memory.forked() {
+            return Err(PortError::Forked);
+        }
+        if let Life::Ending(error) | Life::Over(error) = self.life {
+            return Err(error);
+        }
+        let word = self.memory.engine().header().state.load(Ordering::Acquire);
+        match word as u32 {
+            state::CLOSING | state::CLOSED => Err(PortError::Closed(close_reason(word))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Wakes the engine if it sleeps. After publishing.
+    pub(crate) fn ring_doorbell(&self) {
+        // SYNC(doorbell): what was published, before the look whether the engine sleeps; it looks the other way round.
+        fence(Ordering::SeqCst);
+        let sleeping = &self.memory.engine().header().engine_sleeping;
+        if sleeping.load(Ordering::Relaxed) != 0 {
+            // It can only fail because the doorbell has been rung 2⁶⁴ − 2 times unheard: then it rings already.
+            let _ = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// From a state word.
+pub(crate) fn close_reason(word: u64) -> CloseReason {
+    CloseReason::from_code((word >> 32) as u32).unwrap_or(CloseReason::Administrator)
+}
+
+/// For a token: 0 means the default, so the shortest timeout is 1 µs.
+fn timeout_us(timeout: Duration) -> u32 {
+    u32::try_from(timeout.as_micros())
+        .unwrap_or(u32::MAX)
+        .max(1)
+}

@@ -1,0 +1,220 @@
+//! Receiving: the event ring first, then alarms, faults recovered, and the port's end. No system call but after a sleep.
+
+use std::sync::atomic::Ordering;
+
+use portolan_abi::event::{Event as Entry, EventKind};
+use portolan_abi::port::state;
+
+use crate::error::PortError;
+use crate::event::{Event, Message, SendHandle};
+use crate::names::{Address, NodeId, PortId, Priority};
+use crate::port::{Life, Port, close_reason};
+use crate::status::{Reason, Status};
+use crate::tokens::Use;
+
+impl Port {
+    /// The next event, if one is there. Makes no system call (but the first after a sleep, which silences the doorbell).
+    ///
+    /// When the port has been closed, by the daemon for instance, every send still under way is first received as perhaps delivered;
+    /// then comes the error.
+    pub fn receive(&mut self) -> Result<Option<Event>, PortError> {
+        match self.backlog.pop_front() {
+            Some(event) => Ok(Some(event)),
+            None => self.poll(),
+        }
+    }
+
+    /// The next event that is not in the backlog.
+    pub(crate) fn poll(&mut self) -> Result<Option<Event>, PortError> {
+        if self.memory.forked() {
+            return Err(PortError::Forked);
+        }
+        if self.armed {
+            self.disarm();
+        }
+        match self.life {
+            Life::Open => {}
+            Life::Ending(error) => return self.next_ending(error).map(Some),
+            Life::Over(error) => return Err(error),
+        }
+        if let Some(id) = self.alarms.take_due() {
+            return Ok(Some(Event::Alarm(id)));
+        }
+        if let Some(event) = self.poll_ring() {
+            return Ok(Some(event));
+        }
+        let header = self.memory.engine().header();
+        let faults = header.faults_recovered.load(Ordering::Relaxed);
+        // SYNC(port-state): after CLOSED, every event that will ever come is in the ring.
+        let word = header.state.load(Ordering::Acquire);
+        if faults != self.faults_seen {
+            self.faults_seen = faults;
+            if self.report_faults {
+                return Ok(Some(Event::FaultRecovered(faults)));
+            }
+        }
+        if word as u32 != state::CLOSED {
+            return Ok(None);
+        }
+        if let Some(event) = self.poll_ring() {
+            return Ok(Some(event));
+        }
+        let error = PortError::Closed(close_reason(word));
+        self.life = Life::Ending(error);
+        self.next_ending(error).map(Some)
+    }
+
+    /// The next entry of the event ring that concerns the application.
+    fn poll_ring(&mut self) -> Option<Event> {
+        let mut waiting = match self.received.available(self.memory.event_ring()) {
+            Ok(waiting) => waiting,
+            Err(_) => {
+                self.anomalies += 1;
+                return None;
+            }
+        };
+        while waiting > 0 {
+            waiting -= 1;
+            let ring = self.memory.event_ring();
+            let words = self.received.take(ring);
+            self.received.release(ring);
+            match Entry::decode(&words) {
+                Some(entry) => {
+                    if let Some(event) = self.believe(entry) {
+                        return Some(event);
+                    }
+                }
+                None => self.anomalies += 1,
+            }
+        }
+        None
+    }
+
+    /// What an entry means, if it agrees with our books.
+    fn believe(&mut self, entry: Entry) -> Option<Event> {
+        match entry.kind {
+            EventKind::Received => {
+                let priority = Priority::from_code(entry.priority);
+                let buffer = match priority {
+                    Some(_) => self
+                        .receive_book
+                        .end(entry.slot, entry.generation, entry.len),
+                    None => None,
+                };
+                let (Some(priority), Some(buffer)) = (priority, buffer) else {
+                    self.anomalies += 1;
+                    return None;
+                };
+                Some(Event::Received(Message {
+                    buffer,
+                    len: entry.len as usize,
+                    from: Address {
+                        node: NodeId(entry.node),
+                        port: PortId(entry.port),
+                    },
+                    priority,
+                    tag: entry.tag,
+                }))
+            }
+            EventKind::Sent(outcome) => match self.send_book.end(entry.slot, entry.generation) {
+                Some(Use::Send(send)) => {
+                    let handle = SendHandle {
+                        slot: entry.slot,
+                        generation: entry.generation,
+                    };
+                    Some(Event::Sent(send.end(handle, Status::from_outcome(outcome))))
+                }
+                Some(Use::Command) => None,
+                Some(Use::Free) | None => {
+                    self.anomalies += 1;
+                    None
+                }
+            },
+        }
+    }
+
+    /// Hands out what was under way, one by one; at last the reason itself.
+    fn next_ending(&mut self, error: PortError) -> Result<Event, PortError> {
+        // A closed port's engine has let go of the memory; one whose supervisor died may still be at work on it.
+        let engine_let_go = matches!(error, PortError::Closed(_));
+        let reason = if engine_let_go {
+            Reason::OwnPortClosed
+        } else {
+            Reason::DaemonGone
+        };
+        if let Some((handle, mut send)) = self.send_book.end_any() {
+            if !engine_let_go && let Some(buffer) = send.buffer.take() {
+                buffer.abandon();
+            }
+            return Ok(Event::Sent(
+                send.end(handle, Status::MaybeDelivered(reason)),
+            ));
+        }
+        while let Some(buffer) = self.receive_book.end_any() {
+            if !engine_let_go {
+                buffer.abandon();
+            }
+        }
+        self.life = Life::Over(error);
+        Err(error)
+    }
+
+    /// Is there anything to receive that is not in the backlog?
+    pub(crate) fn pending(&self) -> bool {
+        if self.life != Life::Open || self.memory.forked() {
+            return true;
+        }
+        let header = self.memory.engine().header();
+        self.received
+            .available(self.memory.event_ring())
+            .is_ok_and(|waiting| waiting > 0)
+            || header.state.load(Ordering::Acquire) as u32 == state::CLOSED
+            || (self.report_faults
+                && header.faults_recovered.load(Ordering::Relaxed) != self.faults_seen)
+            || self.alarms.any_due()
+    }
+
+    /// Does with an event what is right for an application that does not care about it (GM's `gm_unknown`): a message's buffer is
+    /// provided again, a stream held up by a failed send is resumed, anything else needs nothing.
+    pub fn unknown(&mut self, event: Event) {
+        match event {
+            Event::Received(message) => {
+                let priority = message.priority();
+                // Refused only if the port is gone; then the buffer goes back to the arena.
+                let _ = self.provide_receive_buffer(message.into_buffer(), priority);
+            }
+            Event::Sent(sent) if !sent.status.is_delivered() => {
+                // As above; and if no slot is free for the command, the streams' other sends end by their timeouts.
+                let _ = self.resume_sending(sent.to, sent.priority);
+            }
+            Event::Sent(_) | Event::Alarm(_) | Event::FaultRecovered(_) => {}
+        }
+    }
+
+    /// Has [`Self::dispatch`] call `handler` for each message (GAMMA's active ports). The handler gets the port to answer with; it
+    /// owns the message and with it the buffer, to be provided again.
+    pub fn on_message(&mut self, handler: impl FnMut(&mut Port, Message) + Send + 'static) {
+        self.handler = Some(Box::new(handler));
+    }
+
+    /// Calls the handler for the messages that wait, at most once per receive token, and returns the first other event. `None`: nothing
+    /// waited, or enough was done for one call.
+    pub fn dispatch(&mut self) -> Result<Option<Event>, PortError> {
+        let Some(mut handler) = self.handler.take() else {
+            return self.receive();
+        };
+        let mut result = Ok(None);
+        for _ in 0..self.memory.client().geometry().receive_tokens {
+            match self.receive() {
+                Ok(Some(Event::Received(message))) => handler(self, message),
+                other => {
+                    result = other;
+                    break;
+                }
+            }
+        }
+        // Unless the handler has set another.
+        self.handler.get_or_insert(handler);
+        result
+    }
+}

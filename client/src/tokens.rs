@@ -1,0 +1,266 @@
+//! The application's own books of its tokens. What the engine says about a slot counts only if it agrees with them.
+
+use portolan_abi::token::TokenRef;
+
+use crate::arena::Buffer;
+use crate::event::{SendHandle, Sent};
+use crate::names::{Address, Priority};
+use crate::status::Status;
+
+/// A send that the engine has.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    /// What it sends from; `None` if the payload is in the slot.
+    pub(crate) buffer: Option<Buffer>,
+    /// The buffer is the library's own copy, not to be handed out.
+    pub(crate) copied: bool,
+    pub(crate) to: Address,
+    pub(crate) priority: Priority,
+    pub(crate) tag: u64,
+}
+
+impl InFlight {
+    pub(crate) fn end(self, handle: SendHandle, status: Status) -> Sent {
+        Sent {
+            handle,
+            status,
+            to: self.to,
+            priority: self.priority,
+            tag: self.tag,
+            buffer: self.buffer.filter(|_| !self.copied),
+        }
+    }
+}
+
+/// What a send slot is used for.
+#[derive(Debug)]
+pub(crate) enum Use {
+    /// Nothing.
+    Free,
+    /// Cancel, resume or drop.
+    Command,
+    /// A message.
+    Send(InFlight),
+}
+
+#[derive(Debug)]
+struct SendSlot {
+    generation: u32,
+    used: Use,
+}
+
+/// Send slots.
+#[derive(Debug)]
+pub(crate) struct SendBook {
+    slots: Vec<SendSlot>,
+    free: Vec<u32>,
+    limit: u32,
+    out: u32,
+}
+
+impl SendBook {
+    /// `slots` slots, of which at most `limit` are used for messages at one time.
+    pub(crate) fn new(slots: u32, limit: u32) -> Self {
+        Self {
+            slots: (0..slots)
+                .map(|_| SendSlot {
+                    generation: 0,
+                    used: Use::Free,
+                })
+                .collect(),
+            free: (0..slots).rev().collect(),
+            limit,
+            out: 0,
+        }
+    }
+
+    /// Messages under way.
+    pub(crate) fn out(&self) -> u32 {
+        self.out
+    }
+
+    /// Messages that could be sent now.
+    pub(crate) fn available(&self) -> u32 {
+        (self.limit - self.out).min(self.free.len() as u32)
+    }
+
+    /// A free slot for a message, or for a command. The slot is used only after [`Self::fill`].
+    pub(crate) fn next(&mut self, command: bool) -> Option<TokenRef> {
+        if !command && self.out >= self.limit {
+            return None;
+        }
+        let slot = *self.free.last()?;
+        let state = &self.slots[slot as usize];
+        Some(TokenRef {
+            slot,
+            generation: next_generation(state.generation),
+        })
+    }
+
+    /// Uses the slot that [`Self::next`] named.
+    pub(crate) fn fill(&mut self, token: TokenRef, used: Use) {
+        self.free.pop();
+        if matches!(used, Use::Send(_)) {
+            self.out += 1;
+        }
+        let state = &mut self.slots[token.slot as usize];
+        state.generation = token.generation;
+        state.used = used;
+    }
+
+    /// Is this send still under way?
+    pub(crate) fn holds(&self, handle: SendHandle) -> bool {
+        self.slots
+            .get(handle.slot as usize)
+            .is_some_and(|s| s.generation == handle.generation && matches!(s.used, Use::Send(_)))
+    }
+
+    /// Ends the use of a slot, if slot and generation name one.
+    pub(crate) fn end(&mut self, slot: u32, generation: u32) -> Option<Use> {
+        let state = self.slots.get_mut(slot as usize)?;
+        if state.generation != generation || matches!(state.used, Use::Free) {
+            return None;
+        }
+        let used = std::mem::replace(&mut state.used, Use::Free);
+        if matches!(used, Use::Send(_)) {
+            self.out -= 1;
+        }
+        self.free.push(slot);
+        Some(used)
+    }
+
+    /// Ends any message that is under way, for a port that is no more.
+    pub(crate) fn end_any(&mut self) -> Option<(SendHandle, InFlight)> {
+        let i = self
+            .slots
+            .iter()
+            .position(|s| matches!(s.used, Use::Send(_)))?;
+        let handle = SendHandle {
+            slot: i as u32,
+            generation: self.slots[i].generation,
+        };
+        match self.end(handle.slot, handle.generation)? {
+            Use::Send(send) => Some((handle, send)),
+            Use::Free | Use::Command => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct ReceiveSlot {
+    generation: u32,
+    buffer: Option<Buffer>,
+}
+
+/// Receive slots.
+#[derive(Debug)]
+pub(crate) struct ReceiveBook {
+    slots: Vec<ReceiveSlot>,
+    free: Vec<u32>,
+}
+
+impl ReceiveBook {
+    pub(crate) fn new(slots: u32) -> Self {
+        Self {
+            slots: (0..slots)
+                .map(|_| ReceiveSlot {
+                    generation: 0,
+                    buffer: None,
+                })
+                .collect(),
+            free: (0..slots).rev().collect(),
+        }
+    }
+
+    /// Buffers that could be provided now.
+    pub(crate) fn available(&self) -> u32 {
+        self.free.len() as u32
+    }
+
+    /// Buffers the engine has.
+    pub(crate) fn out(&self) -> u32 {
+        (self.slots.len() - self.free.len()) as u32
+    }
+
+    /// A free slot. It is used only after [`Self::fill`].
+    pub(crate) fn next(&self) -> Option<TokenRef> {
+        let slot = *self.free.last()?;
+        Some(TokenRef {
+            slot,
+            generation: next_generation(self.slots[slot as usize].generation),
+        })
+    }
+
+    /// Uses the slot that [`Self::next`] named.
+    pub(crate) fn fill(&mut self, token: TokenRef, buffer: Buffer) {
+        self.free.pop();
+        let state = &mut self.slots[token.slot as usize];
+        state.generation = token.generation;
+        state.buffer = Some(buffer);
+    }
+
+    /// The buffer a message of `len` bytes came in, if slot and generation name one that holds as much.
+    pub(crate) fn end(&mut self, slot: u32, generation: u32, len: u32) -> Option<Buffer> {
+        let state = self.slots.get_mut(slot as usize)?;
+        if state.generation != generation || state.buffer.as_ref()?.token_len() < len {
+            return None;
+        }
+        self.free.push(slot);
+        state.buffer.take()
+    }
+
+    /// Ends any, for a port that is no more.
+    pub(crate) fn end_any(&mut self) -> Option<Buffer> {
+        self.slots.iter_mut().find_map(|s| s.buffer.take())
+    }
+}
+
+/// Grows by one per use, never 0.
+fn next_generation(generation: u32) -> u32 {
+    generation.wrapping_add(1).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn send() -> Use {
+        Use::Send(InFlight {
+            buffer: None,
+            copied: false,
+            to: (1, 1).into(),
+            priority: Priority::Low,
+            tag: 0,
+        })
+    }
+
+    // All tokens out. Expect: no slot for a message, one for a command; a stale or foreign name ends nothing, the right one once.
+    #[test]
+    fn books_only_believe_names_they_gave() {
+        let mut book = SendBook::new(2, 1);
+        let token = book.next(false).unwrap();
+        book.fill(token, send());
+        assert_eq!((book.out(), book.available()), (1, 0));
+        assert!(book.next(false).is_none());
+        let command = book.next(true).unwrap();
+        book.fill(command, Use::Command);
+        assert!(book.next(true).is_none());
+        assert!(book.end(7, 1).is_none());
+        assert!(book.end(token.slot, token.generation + 1).is_none());
+        assert!(book.end(token.slot, token.generation).is_some());
+        assert!(book.end(token.slot, token.generation).is_none());
+        assert!(matches!(
+            book.end(command.slot, command.generation),
+            Some(Use::Command)
+        ));
+        assert_eq!((book.out(), book.available()), (0, 1));
+    }
+
+    // A slot used 2³² times. Expect: the generation skips 0.
+    #[test]
+    fn generation_is_never_zero() {
+        assert_eq!(next_generation(u32::MAX), 1);
+        assert_eq!(next_generation(0), 1);
+        assert_eq!(next_generation(1), 2);
+    }
+}

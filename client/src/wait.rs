@@ -1,0 +1,259 @@
+//! Waiting: busy, giving the core away, or asleep on the doorbell.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+
+use crate::alarm::{deadline_ns, now_ns};
+use crate::arena::Buffer;
+use crate::control::timespec;
+use crate::error::{PortError, SendError};
+use crate::event::{Event, SendHandle, Sent};
+use crate::names::Address;
+use crate::port::{Life, Port, SendOptions};
+
+/// How a blocking call waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Spins. Best latency; only for an application with a core of its own.
+    Busy,
+    /// Spins, giving the core away after each look.
+    Yield,
+    /// Spins for a while, giving the core away, then sleeps until the engine rings.
+    Adaptive {
+        /// How long it spins.
+        spin: Duration,
+    },
+}
+
+impl Default for Wait {
+    fn default() -> Self {
+        Self::Adaptive {
+            spin: Duration::from_micros(50),
+        }
+    }
+}
+
+/// Looks before an adaptive wait gives the core away for the first time.
+const SPINS: u32 = 64;
+/// How often a wait that never sleeps looks whether the daemon is still there.
+const GONE_CHECK_NS: u64 = 100_000_000;
+/// How long a blocking send waits for its end beyond its own timeout: an engine may be replaced meanwhile.
+const SEND_GRACE: Duration = Duration::from_secs(10);
+
+impl Port {
+    /// Waits until an event comes, at most `timeout` ([`Duration::MAX`]: for ever), and receives it.
+    pub fn blocking_receive(&mut self, timeout: Duration) -> Result<Option<Event>, PortError> {
+        if let Some(event) = self.receive()? {
+            return Ok(Some(event));
+        }
+        self.receive_until(deadline_ns(timeout))
+    }
+
+    pub(crate) fn receive_until(&mut self, deadline: u64) -> Result<Option<Event>, PortError> {
+        loop {
+            let came = self.wait_until(deadline)?;
+            // Also when the time is over: an event may just have come, or nothing that concerns the application.
+            match self.receive()? {
+                None if came => {}
+                event => return Ok(event),
+            }
+        }
+    }
+
+    /// Waits until there is something to receive, at most `timeout`. `false` when the time passed.
+    pub fn wait(&mut self, timeout: Duration) -> Result<bool, PortError> {
+        self.wait_until(deadline_ns(timeout))
+    }
+
+    /// Changes how blocking calls wait.
+    pub fn set_wait(&mut self, wait: Wait) {
+        self.wait = wait;
+    }
+
+    fn wait_until(&mut self, deadline: u64) -> Result<bool, PortError> {
+        if !self.backlog.is_empty() {
+            return Ok(true);
+        }
+        self.wait_new(deadline)
+    }
+
+    /// Waits for something that is not in the backlog.
+    fn wait_new(&mut self, deadline: u64) -> Result<bool, PortError> {
+        if self.pending() {
+            return Ok(true);
+        }
+        let start = now_ns();
+        let (spin_end, sleeps) = match self.wait {
+            Wait::Busy | Wait::Yield => (u64::MAX, false),
+            Wait::Adaptive { spin } => {
+                let spin = u64::try_from(spin.as_nanos()).unwrap_or(u64::MAX);
+                (start.saturating_add(spin), true)
+            }
+        };
+        let mut gone_check = start.saturating_add(GONE_CHECK_NS);
+        let mut spins = 0;
+        loop {
+            if self.pending() {
+                return Ok(true);
+            }
+            let now = now_ns();
+            if now >= deadline {
+                return Ok(false);
+            }
+            if sleeps && now >= spin_end {
+                self.sleep(now, deadline)?;
+                continue;
+            }
+            if now >= gone_check {
+                gone_check = now.saturating_add(GONE_CHECK_NS);
+                self.check_daemon();
+            }
+            match self.wait {
+                Wait::Yield => std::thread::yield_now(),
+                Wait::Adaptive { .. } if spins >= SPINS => std::thread::yield_now(),
+                Wait::Busy | Wait::Adaptive { .. } => {
+                    spins += 1;
+                    std::hint::spin_loop();
+                }
+            }
+        }
+    }
+
+    /// Sleeps once: until the doorbell, the earliest alarm, the deadline, or the daemon's end.
+    fn sleep(&mut self, now: u64, deadline: u64) -> Result<(), PortError> {
+        if !self.arm() {
+            return Ok(());
+        }
+        let until = self.alarms.earliest().unwrap_or(u64::MAX).min(deadline);
+        let timeout = timespec(Duration::from_nanos(until.saturating_sub(now)));
+        let slept = {
+            let mut fds = [
+                PollFd::new(&self.events, PollFlags::IN),
+                PollFd::new(&self.connection, PollFlags::RDHUP),
+            ];
+            let slept = rustix::event::poll(&mut fds, (until != u64::MAX).then_some(&timeout));
+            slept.map(|_| fds[1].revents())
+        };
+        self.disarm();
+        match slept {
+            Ok(revents) => {
+                if !revents.is_empty() {
+                    self.check_daemon();
+                }
+                Ok(())
+            }
+            Err(Errno::INTR) => Ok(()),
+            Err(e) => Err(PortError::Wait(e)),
+        }
+    }
+
+    /// Announces that we are about to sleep. `false`, and not announced, if there is something to receive.
+    fn arm(&mut self) -> bool {
+        let waiting = &self.memory.client().header().waiting;
+        waiting.store(1, Ordering::Relaxed);
+        // SYNC(doorbell): our announcement before our last look; the engine publishes before it looks for the announcement.
+        fence(Ordering::SeqCst);
+        self.armed = true;
+        if self.pending() {
+            self.disarm();
+        }
+        self.armed
+    }
+
+    /// Awake again: no more doorbells, and the one that rang is silenced.
+    pub(crate) fn disarm(&mut self) {
+        self.armed = false;
+        self.memory
+            .client()
+            .header()
+            .waiting
+            .store(0, Ordering::Relaxed);
+        // Fails if it has not rung.
+        let _ = rustix::io::read(&self.events, &mut [0; 8]);
+    }
+
+    /// The doorbell as a file descriptor, for epoll and its friends. Call [`Self::prepare_wait`] before each sleep on it.
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+
+    /// Arms the doorbell: `true` means that [`Self::event_fd`] becomes readable as soon as there is something to receive, an alarm
+    /// included; `false` that there is something already. The next [`Self::receive`] disarms it.
+    pub fn prepare_wait(&mut self) -> Result<bool, PortError> {
+        if self.memory.forked() {
+            return Err(PortError::Forked);
+        }
+        self.check_daemon();
+        if !self.backlog.is_empty() || self.pending() {
+            return Ok(false);
+        }
+        let alarm_at = self.alarms.earliest().unwrap_or(0);
+        let word = &self.memory.client().header().alarm_at;
+        if word.load(Ordering::Relaxed) != alarm_at {
+            word.store(alarm_at, Ordering::Release);
+            self.ring_doorbell();
+        }
+        Ok(self.arm())
+    }
+
+    /// Notices that the daemon closed our connection without closing the port.
+    fn check_daemon(&mut self) {
+        if self.life == Life::Open && self.connection.is_gone() && !self.pending() {
+            self.life = Life::Ending(PortError::DaemonGone);
+        }
+    }
+
+    // ---- blocking sends ----
+
+    /// Sends and waits for the end of the send, which is bounded by its timeout. Other events that come meanwhile are kept for
+    /// [`Self::receive`].
+    pub fn send_and_wait(
+        &mut self,
+        to: impl Into<Address>,
+        buffer: Buffer,
+        len: usize,
+        options: SendOptions,
+    ) -> Result<Sent, SendError> {
+        let handle = self.send(to, buffer, len, options)?;
+        let timeout = options.timeout.unwrap_or(self.default_timeout());
+        self.wait_for(handle, timeout.saturating_add(SEND_GRACE))?
+            .ok_or(SendError::NoAnswer)
+    }
+
+    /// Waits for the end of one send, at most `timeout`. Other events that come meanwhile are kept for [`Self::receive`]. `None` if the
+    /// send has not ended ([`Self::is_outstanding`]) or its end was received before.
+    pub fn wait_for(
+        &mut self,
+        handle: SendHandle,
+        timeout: Duration,
+    ) -> Result<Option<Sent>, PortError> {
+        let is_it = |event: &Event| matches!(event, Event::Sent(sent) if sent.handle == handle);
+        if let Some(i) = self.backlog.iter().position(is_it) {
+            return Ok(match self.backlog.remove(i) {
+                Some(Event::Sent(sent)) => Some(sent),
+                _ => None,
+            });
+        }
+        let deadline = deadline_ns(timeout);
+        while self.send_book.holds(handle) {
+            let came = self.wait_new(deadline)?;
+            match self.poll()? {
+                Some(Event::Sent(sent)) if sent.handle == handle => return Ok(Some(sent)),
+                Some(other) => self.backlog.push_back(other),
+                None if came => {}
+                None => break,
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl AsFd for Port {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event_fd()
+    }
+}
