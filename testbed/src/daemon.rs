@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::fs::{self, File};
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, ExitStatus, Stdio};
@@ -12,12 +11,10 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::cancel;
 use crate::node::Node;
 use crate::process::{self, OnCancel};
+use crate::{cancel, control};
 
-/// Bound on one `portolan status`.
-const STATUS: Duration = Duration::from_secs(5);
 /// Bound on the death of killed processes.
 const DEATH: Duration = Duration::from_secs(10);
 /// The pause between two looks at a starting daemon.
@@ -30,7 +27,7 @@ const LOG_LINES: usize = 40;
 pub enum Ready {
     /// The socket accepts a connection.
     Socket,
-    /// And `portolan status` shows every engine running.
+    /// And the daemon reports every engine running.
     Engines,
 }
 
@@ -120,8 +117,7 @@ impl Daemon {
     }
 
     fn look(&self, ready: Ready) -> Result<()> {
-        let socket = self.node.socket();
-        UnixStream::connect(&socket).with_context(|| socket.display().to_string())?;
+        control::reach(&self.node.socket())?;
         if ready == Ready::Engines {
             let status = self.status()?;
             let engines = engines(&status)?;
@@ -159,12 +155,9 @@ impl Daemon {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// What `portolan status --json` says.
+    /// The daemon's own report of its state, which `portolan status --json` prints.
     pub fn status(&self) -> Result<Value> {
-        let mut command = self.node.portolan();
-        command.args(["status", "--json"]);
-        let text = process::run_ok(&mut command, STATUS)?;
-        serde_json::from_str(&text).with_context(|| format!("portolan status --json: {text}"))
+        self.node.report("status")
     }
 
     /// The process ids of its engines, by queue.

@@ -337,8 +337,8 @@ impl Lab {
         Ok(())
     }
 
-    /// The lab that stays up, if it is up.
-    pub fn lasting() -> Result<Option<Self>> {
+    /// The lab that stays up, if it is up; its tools are run from `binaries`.
+    pub fn lasting(binaries: Binaries) -> Result<Option<Self>> {
         let run = RunDir::lasting(LASTING_NAME);
         let path = run.path().join(SPEC_FILE);
         let text = match fs::read_to_string(&path) {
@@ -350,7 +350,7 @@ impl Lab {
             name: run.name(),
             directory: run.path().to_owned(),
             namespace_prefix: LASTING_PREFIX.to_owned(),
-            binaries: Binaries::find()?,
+            binaries,
             spec,
         };
         Ok(Some(Self::assemble(Arc::new(plan), run)))

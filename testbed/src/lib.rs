@@ -28,6 +28,7 @@
 mod binaries;
 pub mod cancel;
 mod config;
+mod control;
 mod daemon;
 mod lab;
 mod namespace;

@@ -6,13 +6,18 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+use serde_json::Value;
 
-use crate::config;
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::lab::Plan;
 use crate::namespace::Namespace;
+use crate::{config, control};
+
+/// Bound on one report of a daemon.
+const REPORT: Duration = Duration::from_secs(5);
 
 /// A network namespace with one interface, and what belongs to a node in it.
 #[derive(Clone, Debug)]
@@ -94,6 +99,12 @@ impl Node {
         let mut command = self.command(tool);
         command.arg("--socket").arg(self.socket());
         command
+    }
+
+    /// A report of its daemon: `status`, `peers`, `ports` or `counters`.
+    pub fn report(&self, what: &str) -> Result<Value> {
+        control::report(&self.socket(), what, REPORT)
+            .with_context(|| format!("{what} of {}", self.name()))
     }
 
     /// Runs `work` on a fresh thread in the node's network and returns its result; sockets opened there stay there.

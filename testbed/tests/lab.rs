@@ -7,12 +7,15 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use portolan_testbed::{Binaries, DaemonOptions, Encap, Lab, Node, process, sweep};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, accept, bind, listen, recv,
+    send, socket,
+};
 
 const STEP: Duration = Duration::from_secs(20);
 
@@ -262,15 +265,12 @@ fn a_spec_out_of_range_is_refused() {
     }
 }
 
-/// Stand-ins for the two programs: a daemon with an engine process that listens, and a tool that reports it.
-fn stand_ins(daemon: &str) -> (tempfile::TempDir, Binaries) {
+/// A stand-in for the daemon.
+fn stand_in(daemon: &str) -> (tempfile::TempDir, Binaries) {
     let directory = tempfile::tempdir().unwrap();
-    let tool = "#!/bin/sh\necho '{\"engines\":[{\"queue\":0,\"pid\":1,\"state\":\"running\"}]}'\n";
-    for (name, text) in [("portoland", daemon), ("portolan", tool)] {
-        let path = directory.path().join(name);
-        fs::write(&path, text).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    }
+    let path = directory.path().join("portoland");
+    fs::write(&path, daemon).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     let binaries = Binaries::in_directory(directory.path());
     (directory, binaries)
 }
@@ -292,9 +292,25 @@ fn helper_that_listens() {
     };
     let config = fs::read_to_string(config).unwrap();
     let config: toml::Table = config.parse().unwrap();
-    let listener = UnixListener::bind(config["node"]["socket"].as_str().unwrap()).unwrap();
-    for connection in listener.incoming() {
-        drop(connection);
+    let path = SocketAddrUnix::new(config["node"]["socket"].as_str().unwrap()).unwrap();
+    let listener = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    bind(&listener, &path).unwrap();
+    listen(&listener, 16).unwrap();
+    let report =
+        r#"{"response":"document","document":{"engines":[{"queue":0,"pid":1,"state":"running"}]}}"#;
+    loop {
+        let connection = accept(&listener).unwrap();
+        let mut request = [0; 4096];
+        let (length, _) = recv(&connection, &mut request, RecvFlags::empty()).unwrap();
+        if length > 0 {
+            assert_eq!(&request[..length], br#"{"request":"status"}"#);
+            // In two packets: another follows, the last.
+            let (first, last) = report.split_at(20);
+            for (more, part) in [(1, first), (0, last)] {
+                let packet = [&[more], part.as_bytes()].concat();
+                send(&connection, &packet, SendFlags::NOSIGNAL).unwrap();
+            }
+        }
     }
 }
 
@@ -306,7 +322,7 @@ fn processes_of(node: &Node) -> String {
 
 #[test]
 fn a_daemon_is_waited_for_and_ended_with_its_engines() {
-    let (_directory, binaries) = stand_ins(&listening_stand_in());
+    let (_directory, binaries) = stand_in(&listening_stand_in());
     let lab = Lab::builder().binaries(binaries).build().unwrap();
     let node = lab.node(1);
     let mut daemon = node.start_daemon("[engine]\nwait = \"busy\"").unwrap();
@@ -332,12 +348,12 @@ fn a_daemon_is_waited_for_and_ended_with_its_engines() {
 
 #[test]
 fn a_daemon_that_does_not_start_is_reported_with_its_log() {
-    let (_directory, binaries) = stand_ins("#!/bin/sh\necho no such interface >&2\nexit 2\n");
+    let (_directory, binaries) = stand_in("#!/bin/sh\necho no such interface >&2\nexit 2\n");
     let lab = Lab::builder().binaries(binaries).build().unwrap();
     let error = format!("{:#}", lab.node(1).start_daemon("").unwrap_err());
     assert!(error.contains("no such interface"), "{error}");
 
-    let (_directory, binaries) = stand_ins("#!/bin/sh\necho starting\nsleep 600\n");
+    let (_directory, binaries) = stand_in("#!/bin/sh\necho starting\nsleep 600\n");
     let lab = Lab::builder().binaries(binaries).build().unwrap();
     let options = DaemonOptions {
         within: Duration::from_millis(300),
