@@ -1,1 +1,81 @@
-fn main() {}
+//! `cargo xtask`: every habit of this repository, one command each.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use portolan_testbed::cancel;
+
+mod build;
+mod ci;
+mod demo;
+mod lab;
+mod setup;
+mod steps;
+mod tests;
+mod tidy;
+
+/// What a shell reports for a program ended by Ctrl-C.
+const INTERRUPTED: u8 = 130;
+
+/// Every habit of this repository, one command each.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Installs what building and testing need and this machine lacks (apt, as root)
+    Setup,
+    /// Makes two nodes, shows real traffic between them, kills an engine under load, cleans up
+    Demo(demo::Options),
+    /// Installs what is missing, builds, and runs every test
+    Test,
+    /// Formatting, lints, tidy checks, documentation, ring models, then everything `test` does
+    Ci,
+    /// Checks the repository's own rules: file lengths, leftovers, the papers' table, a pure transport
+    Tidy,
+    /// A laboratory that stays up until it is taken down
+    Lab {
+        #[command(subcommand)]
+        task: lab::Task,
+    },
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match listen_for_signals().and_then(|()| run(arguments.task)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) if cancel::requested() => {
+            eprintln!("\ninterrupted; cleaned up");
+            ExitCode::from(INTERRUPTED)
+        }
+        Err(error) => {
+            eprintln!("\nerror: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<()> {
+    match task {
+        Task::Setup => setup::run(),
+        Task::Demo(options) => demo::run(&options),
+        Task::Test => tests::run(),
+        Task::Ci => ci::run(),
+        Task::Tidy => tidy::run(),
+        Task::Lab { task } => lab::run(task),
+    }
+}
+
+/// From here on Ctrl-C, a closed terminal and SIGTERM end waits, and what was made is taken down on the way out.
+fn listen_for_signals() -> Result<()> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, cancel::flag().clone()).context("signal handler")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! `cargo xtask test`: every test there is.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use portolan_testbed::sweep;
+
+use crate::build::{self, PROFILE};
+use crate::steps::{Steps, cargo};
+
+/// Bound on each of the three kinds of tests.
+const TESTS: Duration = Duration::from_secs(20 * 60);
+/// Tests of programs find them here.
+const BIN_DIR_VARIABLE: &str = "PORTOLAN_BIN_DIR";
+
+/// Installs what is missing, builds, tests.
+pub fn run() -> Result<()> {
+    let mut steps = Steps::default();
+    add(&mut steps)?;
+    steps.finish()
+}
+
+/// The steps of testing, for `ci` too.
+pub fn add(steps: &mut Steps) -> Result<()> {
+    build::require_root()?;
+    if !build::everything(steps)? {
+        return Ok(());
+    }
+    // `--workspace` in all of them: another selection would select other features and build everything again.
+    // Whatever uses the network runs alone: two cores carry one end-to-end test.
+    for (title, selection) in [
+        ("unit tests", "--lib --bins"),
+        ("end-to-end tests", "--test * -- --test-threads=1"),
+        ("documentation examples", "--doc -- --test-threads=1"),
+    ] {
+        let mut command = cargo(&format!(
+            "test --profile {PROFILE} --workspace --no-fail-fast {selection}"
+        ));
+        command.env(BIN_DIR_VARIABLE, build::bin_dir()?);
+        let result = steps.run(title, command, TESTS);
+        // Tests that were killed leave their labs to whoever comes next; that is us.
+        sweep()?;
+        result?;
+    }
+    Ok(())
+}
