@@ -5,10 +5,11 @@ use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use portolan_abi::control::{ErrorCode, Request, Response};
+use portolan_abi::doorbell;
 use portolan_abi::port::{CloseReason, state};
 use portolan_abi::ring::{ConsumerCursor, ProducerCursor};
 use portolan_abi::token::{
@@ -484,10 +485,7 @@ impl Port {
 
     /// Wakes the engine if it sleeps. After publishing.
     pub(crate) fn ring_doorbell(&self) {
-        // SYNC(doorbell): what was published, before the look whether the engine sleeps; it looks the other way round.
-        fence(Ordering::SeqCst);
-        let sleeping = &self.memory.engine().header().engine_sleeping;
-        if sleeping.load(Ordering::Relaxed) != 0 {
+        if doorbell::must_ring(&self.memory.engine().header().engine_sleeping) {
             // It can only fail because the doorbell has been rung 2⁶⁴ − 2 times unheard: then it rings already.
             let _ = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes());
         }

@@ -11,9 +11,10 @@
 use std::time::Duration;
 
 use crate::arena::Buffer;
-use crate::error::PortError;
+use crate::error::{PortError, SendError};
 use crate::event::{Event, Message};
 use crate::names::Priority;
+use crate::node::PortOptions;
 use crate::port::{Port, SendOptions};
 use crate::status::{Reason, Status};
 
@@ -23,8 +24,17 @@ pub const SERVICE_PORT: u16 = 0;
 pub const TRANSFER_PORT: u16 = 7;
 /// The port `portolan echo` opens, if none is named.
 pub const ECHO_PORT: u16 = 6;
-/// Longest message the node's service answers.
-pub const SERVICE_MAX: usize = (16 << 20) + 4096;
+/// Longest message an [`EchoServer`] answers.
+pub const ECHO_MAX: usize = (16 << 20) + 4096;
+/// What an [`EchoServer`] offers at each priority: bytes of a buffer, and how many. A few more bytes than the round number, because
+/// tests of all sizes like the number after it.
+const BUFFERS: [(usize, usize); 4] = [
+    (4096, 64),
+    ((64 << 10) + 64, 16),
+    ((1 << 20) + 4096, 6),
+    (ECHO_MAX, 2),
+];
+const ECHO_ARENA: u64 = 96 << 20;
 
 /// Meaning of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,12 +141,19 @@ impl EchoServer {
         self.counts
     }
 
-    /// Offers `count` buffers of `len` bytes at each priority, for each `(len, count)`.
-    pub fn provide(
-        port: &mut Port,
-        classes: &[(usize, usize)],
-    ) -> Result<(), crate::error::SendError> {
-        for &(len, count) in classes {
+    /// The options of a port to serve on: a send token and a receive token for each buffer, so that no answer waits for a token.
+    pub fn port_options(port: u16) -> PortOptions {
+        PortOptions {
+            send_tokens: 255,
+            receive_tokens: 256,
+            arena_bytes: ECHO_ARENA,
+            ..PortOptions::at(port)
+        }
+    }
+
+    /// Offers the port's buffers. Once, before serving.
+    pub fn provide_buffers(port: &mut Port) -> Result<(), SendError> {
+        for (len, count) in BUFFERS {
             for _ in 0..count {
                 for priority in [Priority::Low, Priority::High] {
                     let buffer = port.allocate(len)?;

@@ -128,3 +128,36 @@ impl fmt::Display for Reason {
         f.write_str(text)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use portolan_transport::host::Reason as Wire;
+
+    use super::*;
+
+    // Every reason the transport can give. Expect: the library knows it by the same name.
+    #[test]
+    fn knows_the_transports_reasons() {
+        let all = [
+            Wire::PortClosed,
+            Wire::TooLong,
+            Wire::Deadline,
+            Wire::PeerRestarted,
+            Wire::Unreachable,
+            Wire::Cancelled,
+            Wire::Dropped,
+            Wire::BadMemory,
+            Wire::NoRoute,
+            Wire::Incompatible,
+            Wire::NoResources,
+        ];
+        for wire in all {
+            assert_eq!(
+                format!("{wire:?}"),
+                format!("{:?}", Reason::from_code(wire as u8))
+            );
+        }
+        assert_eq!(Reason::from_code(12), Reason::Unknown(12));
+        assert_eq!(Reason::from_code(reason::BAD_TOKEN), Reason::BadToken);
+    }
+}

@@ -1,9 +1,10 @@
 //! Waiting: busy, giving the core away, or asleep on the doorbell.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use portolan_abi::doorbell;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
@@ -153,10 +154,7 @@ impl Port {
 
     /// Announces that we are about to sleep. `false`, and not announced, if there is something to receive.
     fn arm(&mut self) -> bool {
-        let waiting = &self.memory.client().header().waiting;
-        waiting.store(1, Ordering::Relaxed);
-        // SYNC(doorbell): our announcement before our last look; the engine publishes before it looks for the announcement.
-        fence(Ordering::SeqCst);
+        doorbell::announce(&self.memory.client().header().waiting);
         self.armed = true;
         if self.pending() {
             self.disarm();
@@ -167,11 +165,7 @@ impl Port {
     /// Awake again: no more doorbells, and the one that rang is silenced.
     pub(crate) fn disarm(&mut self) {
         self.armed = false;
-        self.memory
-            .client()
-            .header()
-            .waiting
-            .store(0, Ordering::Relaxed);
+        doorbell::withdraw(&self.memory.client().header().waiting);
         // Fails if it has not rung.
         let _ = rustix::io::read(&self.events, &mut [0; 8]);
     }

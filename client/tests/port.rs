@@ -405,9 +405,10 @@ fn recovered_faults_are_reported_on_request() {
 #[test]
 fn echo_server_outlives_askers() {
     let daemon = FakeDaemon::start();
-    let mut server_port = open(&daemon, 0);
+    let node = Node::attach(&daemon.path).unwrap();
+    let mut server_port = node.open_port(EchoServer::port_options(0)).unwrap();
     let mut server = EchoServer::new(Answers::Service, Duration::from_millis(50));
-    EchoServer::provide(&mut server_port, &[(64, 4), (65536, 2)]).unwrap();
+    EchoServer::provide_buffers(&mut server_port).unwrap();
     let provided = server_port.buffers_provided();
     let serving = std::thread::spawn(move || {
         server.serve(&mut server_port, SECOND).unwrap();
