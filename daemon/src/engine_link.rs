@@ -9,10 +9,15 @@ use portolan_abi::ledger::LedgerGeometry;
 use portolan_abi::port::{CloseReason, PortGeometry};
 use serde::{Deserialize, Serialize};
 
+use crate::xsk::{CHUNK_SIZE, MAX_FRAME_LEN, UmemLayout, XskConfig, XskError};
+
 /// The engine's end of the link after exec.
 pub const LINK_FD: i32 = 3;
 /// Longest packet either way.
 pub const MAX_PACKET: usize = 64 * 1024;
+/// Longest MTU there is: what the UMEM buffers of one frame hold, without the Ethernet header.
+pub const MAX_MTU: u16 = MAX_FRAME_LEN as u16 - ETHERNET_HEADER;
+const ETHERNET_HEADER: u16 = 14;
 
 /// How frames travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,6 +78,28 @@ pub struct EngineConfig {
     pub ring_entries: u32,
     /// Default timeout of a send, milliseconds.
     pub default_timeout_ms: u64,
+}
+
+/// How a UMEM of at most `frames` frames is divided and how large the rings are: `rx_frames` to receive, the rest in slots that hold
+/// the longest frame. With `frames` as in the result's layout it yields the same again, so both sides agree.
+///
+/// # Errors
+/// [`XskError::Misuse`] if the numbers make no UMEM.
+pub fn xsk_config(mtu: u16, rx_frames: u32, frames: u32) -> Result<XskConfig, XskError> {
+    let longest = usize::from(mtu) + usize::from(ETHERNET_HEADER);
+    let per_slot = longest.div_ceil(CHUNK_SIZE) as u32; // at most 17
+    let slots = frames.saturating_sub(rx_frames) / per_slot;
+    Ok(XskConfig::new(UmemLayout::new(rx_frames, slots, longest)?))
+}
+
+impl EngineConfig {
+    /// The socket's configuration, as the supervisor created it.
+    ///
+    /// # Errors
+    /// [`XskError::Misuse`] if the numbers make no UMEM.
+    pub fn xsk_config(&self) -> Result<XskConfig, XskError> {
+        xsk_config(self.mtu, self.rx_frames, self.ledger.frames)
+    }
 }
 
 /// A node that may be talked to and how it is reached.

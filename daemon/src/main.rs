@@ -1,1 +1,92 @@
-fn main() {}
+//! `portoland`: the daemon of a node, its configuration check, and the processes it starts from itself.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// The Portolan daemon: one per node.
+#[derive(Parser)]
+#[command(
+    version,
+    args_conflicts_with_subcommands = true,
+    arg_required_else_help = true
+)]
+struct Arguments {
+    /// Runs the daemon with this configuration.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Checks a configuration: the file, the interface, queues, limits and privileges.
+    Check {
+        /// The file.
+        file: PathBuf,
+    },
+    /// An engine; the daemon starts it.
+    #[command(hide = true)]
+    Engine,
+    /// The service on port 0; the daemon starts it.
+    #[command(hide = true)]
+    Service {
+        /// The daemon's socket.
+        #[arg(long)]
+        socket: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let result = match arguments {
+        Arguments {
+            command: Some(Command::Check { file }),
+            ..
+        } => portoland::supervisor::check(&file).map(|summary| println!("{summary}")),
+        Arguments {
+            command: Some(Command::Engine),
+            ..
+        } => {
+            log();
+            anyhow::Result::<()>::Err(anyhow::anyhow!("this build has no engine yet"))
+        }
+        Arguments {
+            command: Some(Command::Service { socket }),
+            ..
+        } => {
+            log();
+            anyhow::Result::<()>::Err(anyhow::anyhow!(
+                "this build has no service yet: {}",
+                socket.display()
+            ))
+        }
+        Arguments {
+            config: Some(file), ..
+        } => {
+            log();
+            portoland::supervisor::run(&file)
+        }
+        Arguments { .. } => Ok(()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("portoland: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Logs to standard error, as much as `RUST_LOG` says.
+fn log() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .init();
+}

@@ -1,1 +1,273 @@
-//! See ARCHITECTURE.md.
+//! The supervisor: owns what must survive an engine, and looks after the processes that use it.
+//!
+//! One thread, one epoll set, no blocking call after start-up but fork. Everything that can happen is a [`poll::Source`] or a
+//! [`poll::Timer`]; each is handled by the file named after the noun it is about:
+//!
+//! | file | noun |
+//! |---|---|
+//! | `config/` | the configuration, its checks, the access list, the credit sum |
+//! | `startup.rs` | from a configuration to a running supervisor, with each failure in one line |
+//! | `engines.rs`, `restarts.rs` | engine processes and their links |
+//! | `ports.rs`, `memory.rs` | ports, and all memory that outlives an engine |
+//! | `clients.rs`, `requests.rs` | connections and what they ask for |
+//! | `documents.rs`, `peers.rs` | the reports |
+//! | `neighbours.rs`, `netlink.rs` | which MAC a peer has |
+//! | `steering.rs` | the XDP program |
+//! | `spawn.rs`, `peer_credentials.rs` | the `unsafe` islands |
+
+pub mod clients;
+pub mod config;
+mod documents;
+pub mod engines;
+pub mod kernel;
+pub mod memory;
+mod neighbours;
+pub mod netlink;
+pub mod packet;
+mod peer_credentials;
+mod peers;
+pub mod poll;
+pub mod ports;
+mod privileges;
+mod requests;
+pub mod restarts;
+mod service_process;
+pub mod spawn;
+mod startup;
+pub mod steering;
+pub mod surroundings;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+pub use startup::{check, run};
+
+use clients::Clients;
+use config::Config;
+use engines::{Engine, EngineState};
+use kernel::Support;
+use memory::{Crossings, QueueMemory};
+use neighbours::Neighbours;
+use peers::PeersRound;
+use poll::{EventFlags, Poll, Source, Timer};
+use ports::Ports;
+use service_process::Service;
+use spawn::Launcher;
+use steering::Steering;
+
+use crate::engine_link::{Route, ToEngine};
+
+/// Engines leave within this when asked to.
+const STOP_WITHIN: Duration = Duration::from_secs(2);
+
+/// What a supervisor is made of.
+pub struct Parts {
+    /// The configuration.
+    pub config: Config,
+    /// The node's incarnation, as in every ledger.
+    pub incarnation: u64,
+    /// Longest packet.
+    pub mtu: u16,
+    /// What the kernel can do.
+    pub kernel: Support,
+    /// Per engine, in order.
+    pub queues: Vec<QueueMemory>,
+    /// Between engines.
+    pub crossings: Crossings,
+    /// A listening, non-blocking SOCK_SEQPACKET socket.
+    pub listener: OwnedFd,
+    /// Readable when the supervisor is to stop; a second byte means at once.
+    pub stop: OwnedFd,
+    /// Starts processes.
+    pub launcher: Box<dyn Launcher>,
+    /// Steers frames.
+    pub steering: Box<dyn Steering>,
+    /// Resolves MACs that are not configured.
+    pub resolve_neighbours: bool,
+}
+
+/// The supervisor of one node.
+pub struct Supervisor {
+    config: Config,
+    incarnation: u64,
+    mtu: u16,
+    kernel: Support,
+    started: Instant,
+    stopping: bool,
+    poll: Poll,
+    listener: OwnedFd,
+    stop: OwnedFd,
+    launcher: Box<dyn Launcher>,
+    steering: Box<dyn Steering>,
+    engines: Vec<Engine>,
+    crossings: Crossings,
+    routes: BTreeMap<u16, Route>,
+    neighbours: Option<Neighbours>,
+    ports: Ports,
+    clients: Clients,
+    service: Service,
+    peers_round: PeersRound,
+    link_buffer: Vec<u8>,
+    /// Given up for a moment when descriptors run out.
+    reserve: Option<OwnedFd>,
+}
+
+impl Supervisor {
+    /// Puts a supervisor together. Nothing runs yet.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn new(parts: Parts) -> io::Result<Self> {
+        let poll = Poll::new()?;
+        poll.add(&parts.listener, Source::Listener, EventFlags::IN)?;
+        poll.add(&parts.stop, Source::Stop, EventFlags::IN)?;
+        let neighbours = if parts.resolve_neighbours {
+            Neighbours::new(&parts.config)?
+        } else {
+            None
+        };
+        if let Some(neighbours) = &neighbours {
+            poll.add(neighbours.watch(), Source::Neighbours, EventFlags::IN)?;
+        }
+        let queues = parts.config.queues.iter().zip(parts.queues);
+        let engines = (0..)
+            .zip(queues)
+            .map(|(index, (nic_queue, memory))| Engine::new(index, *nic_queue, memory))
+            .collect();
+        Ok(Self {
+            routes: routes(&parts.config),
+            config: parts.config,
+            incarnation: parts.incarnation,
+            mtu: parts.mtu,
+            kernel: parts.kernel,
+            started: Instant::now(),
+            stopping: false,
+            poll,
+            listener: parts.listener,
+            stop: parts.stop,
+            launcher: parts.launcher,
+            steering: parts.steering,
+            engines,
+            crossings: parts.crossings,
+            neighbours,
+            ports: Ports::default(),
+            clients: Clients::default(),
+            service: Service::default(),
+            peers_round: PeersRound::default(),
+            link_buffer: Vec::new(),
+            reserve: Some(memory::eventfd()?),
+        })
+    }
+
+    /// Runs until asked to stop and everything has stopped.
+    ///
+    /// # Errors
+    /// The system's: the epoll set failed.
+    pub fn run(mut self) -> io::Result<()> {
+        let now = Instant::now();
+        self.look_after_neighbours(now);
+        for index in 0..self.engines.len() {
+            self.start_engine(index, now);
+        }
+        self.start_service(now);
+        while !self.has_stopped() {
+            for (source, flags) in self.poll.wait()? {
+                self.on_event(source, flags);
+            }
+            let now = Instant::now();
+            while let Some(timer) = self.poll.due(now) {
+                self.on_timer(timer, now);
+            }
+        }
+        self.abandon_ports();
+        Ok(())
+    }
+
+    fn on_event(&mut self, source: Source, flags: EventFlags) {
+        let now = Instant::now();
+        match source {
+            Source::Stop => self.on_stop(now),
+            Source::Listener => self.on_listener(),
+            Source::Link(queue, launch) => self.on_link(queue, launch, flags),
+            Source::EngineExit(queue, launch) => self.on_engine_exit(queue, launch, now),
+            Source::ServiceExit(launch) => self.on_service_exit(launch, now),
+            Source::Neighbours => self.on_neighbours(),
+            Source::Client(id) => self.on_client(id, flags),
+        }
+    }
+
+    fn on_timer(&mut self, timer: Timer, now: Instant) {
+        match timer {
+            Timer::Client(id) => self.on_client_timer(id, now),
+            Timer::Engine(queue) => self.on_engine_timer(queue, now),
+            Timer::Service => self.start_service(now),
+            Timer::Peers => self.on_peers_timer(now),
+            Timer::Neighbours => self.look_after_neighbours(now),
+            Timer::Stop => self.kill_engines(),
+        }
+    }
+
+    /// Asked to stop: ports close, engines leave, and who does not leave in time, or is asked again, is killed.
+    fn on_stop(&mut self, now: Instant) {
+        let mut bytes = [0; 64];
+        // Only how often we were asked matters.
+        let _ = rustix::io::read(&self.stop, &mut bytes);
+        if self.stopping {
+            self.kill_engines();
+            return;
+        }
+        tracing::info!("stopping");
+        self.stopping = true;
+        self.poll.remove(&self.listener);
+        self.close_all_ports();
+        self.stop_engines();
+        self.stop_service();
+        self.poll.set_timer(now + STOP_WITHIN, Timer::Stop);
+    }
+
+    fn has_stopped(&self) -> bool {
+        let gone = |engine: &Engine| engine.state == EngineState::Stopped;
+        self.stopping && self.service_is_gone() && self.engines.iter().all(gone)
+    }
+
+    /// A route changed: every engine is told.
+    fn publish_route(&mut self, route: Route) {
+        tracing::info!(
+            node = route.node,
+            mac = route.mac.as_ref().map(format_mac),
+            "route"
+        );
+        self.routes.insert(route.node, route.clone());
+        for index in 0..self.engines.len() {
+            self.tell(index, &ToEngine::Route(route.clone()), Vec::new());
+        }
+    }
+}
+
+/// The routes as configured: this very node and its peers.
+fn routes(config: &Config) -> BTreeMap<u16, Route> {
+    let own = Route {
+        node: config.node,
+        name: config.name.clone(),
+        mac: Some(config.interface_facts.mac),
+        address: config.address,
+    };
+    let peers = config.peers.iter().map(|peer| Route {
+        node: peer.id,
+        name: peer.name.clone(),
+        mac: peer.mac,
+        address: peer.address,
+    });
+    peers
+        .chain([own])
+        .map(|route| (route.node, route))
+        .collect()
+}
+
+/// As people write it.
+fn format_mac(mac: &[u8; 6]) -> String {
+    let [a, b, c, d, e, f] = mac;
+    format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
+}

@@ -1,0 +1,93 @@
+//! The sum that keeps the receive ring from overflowing (PROTOCOL, *Credits*).
+//!
+//! Every active peer node may at any time fill its eager credit and its control reserve unasked, and long messages fill what was
+//! granted. All of it is counted in UMEM buffers and must fit into the receive share, or the configuration is refused.
+
+use portolan_transport::policy::Policy;
+
+/// Buffers per peer for frames that carry no data: acknowledgements, credits, handshakes.
+const CONTROL_BUFFERS: u64 = 8;
+/// Bytes of a frame that one received UMEM buffer holds.
+const BUFFER_BYTES: u64 = 3840;
+const ETHERNET_HEADER: u64 = 14;
+
+/// The sum, term by term.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CreditBudget {
+    /// Active peers.
+    pub peers: u64,
+    /// Buffers each may fill unasked.
+    pub eager: u64,
+    /// Buffers each may fill with control frames.
+    pub control: u64,
+    /// Buffers granted to long messages.
+    pub grants: u64,
+    /// Receive buffers there are.
+    pub receive: u64,
+}
+
+impl CreditBudget {
+    /// The sum for a policy.
+    pub fn new(policy: &Policy, peers: usize, mtu: u16, receive: u32) -> Self {
+        let mtu = u64::from(mtu.max(256));
+        let frames = u64::from(policy.grant_budget_bytes).div_ceil(mtu);
+        Self {
+            peers: peers as u64,
+            eager: u64::from(policy.eager_buffers),
+            control: CONTROL_BUFFERS,
+            grants: frames * (mtu + ETHERNET_HEADER).div_ceil(BUFFER_BYTES),
+            receive: u64::from(receive),
+        }
+    }
+
+    /// Buffers that may be filled at once.
+    pub fn needed(&self) -> u64 {
+        self.peers * (self.eager + self.control) + self.grants
+    }
+
+    /// Does it fit?
+    pub fn fits(&self) -> bool {
+        self.needed() <= self.receive
+    }
+}
+
+impl std::fmt::Display for CreditBudget {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            peers,
+            eager,
+            control,
+            grants,
+            receive,
+        } = self;
+        let needed = self.needed();
+        write!(
+            f,
+            "{peers} peers x ({eager} eager + {control} control) + {grants} grants = {needed} of {receive} receive buffers"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sum_at_its_boundary() {
+        let policy = Policy {
+            eager_buffers: 100,
+            grant_budget_bytes: 15_000,
+            ..Policy::default()
+        };
+        // 2 × 108 + 10 = 226.
+        let at = |receive| CreditBudget::new(&policy, 2, 1500, receive);
+        assert!(at(226).fits());
+        assert!(!at(225).fits());
+        assert_eq!(
+            at(225).to_string(),
+            "2 peers x (100 eager + 8 control) + 10 grants = 226 of 225 receive buffers"
+        );
+        // A frame of 9000 bytes takes three buffers.
+        assert_eq!(CreditBudget::new(&policy, 1, 9000, 999).grants, 6);
+    }
+}

@@ -1,0 +1,96 @@
+//! The configuration file as it is written, before anything is believed. Every value keeps its place in the file, so that the
+//! checks can name the line. Numbers are wide here: their ranges are checked with a message of our own.
+
+use serde::Deserialize;
+use toml::{Spanned, Value};
+
+use crate::engine_link::{Encap, Wait};
+
+/// The whole file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct File {
+    pub cluster: Cluster,
+    pub node: Node,
+    pub network: Network,
+    #[serde(default)]
+    pub engine: Engine,
+    #[serde(default)]
+    pub limits: Limits,
+    #[serde(default)]
+    pub peer: Vec<Peer>,
+    pub acl: Option<Vec<Acl>>,
+}
+
+/// What the whole cluster must agree on.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Cluster {
+    pub name: Spanned<String>,
+    pub encap: Option<Spanned<Encap>>,
+    pub udp_port: Option<Spanned<i64>>,
+}
+
+/// This node.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Node {
+    pub id: Spanned<i64>,
+    pub name: Spanned<String>,
+    pub socket: Option<Spanned<String>>,
+    pub socket_mode: Option<Spanned<String>>,
+    pub socket_group: Option<Spanned<Value>>,
+    pub user: Option<Spanned<Value>>,
+}
+
+/// Its network.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Network {
+    pub interface: Spanned<String>,
+    pub address: Option<Spanned<String>>,
+    pub queues: Option<Spanned<Vec<Spanned<i64>>>>,
+    pub mode: Option<Spanned<super::CopyMode>>,
+    pub xdp: Option<Spanned<super::XdpMode>>,
+}
+
+/// Its engines.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Engine {
+    pub wait: Option<Spanned<Wait>>,
+    pub cores: Option<Spanned<Vec<Spanned<i64>>>>,
+    pub umem_frames: Option<Spanned<i64>>,
+    pub default_timeout_ms: Option<Spanned<i64>>,
+}
+
+/// Limits.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Limits {
+    pub peers: Option<Spanned<i64>>,
+    pub streams: Option<Spanned<i64>>,
+    pub ports: Option<Spanned<i64>>,
+    pub arena_bytes_per_port: Option<Spanned<i64>>,
+    pub arena_bytes_total: Option<Spanned<i64>>,
+    pub clients: Option<Spanned<i64>>,
+}
+
+/// A node we may talk to.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Peer {
+    pub id: Spanned<i64>,
+    pub name: Spanned<String>,
+    pub address: Option<Spanned<String>>,
+    pub mac: Option<Spanned<String>>,
+}
+
+/// Who may open which ports.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Acl {
+    pub uid: Option<Spanned<Value>>,
+    pub gid: Option<Spanned<Value>>,
+    pub ports: Spanned<Value>,
+}

@@ -1,0 +1,109 @@
+//! The reports for people and scripts. Their keys are an interface: add, never rename.
+
+use serde_json::{Value, json};
+
+use super::Supervisor;
+use super::ports::Phase;
+use crate::engine_link::{Encap, Wait};
+
+impl Supervisor {
+    /// `portolan status`.
+    pub(super) fn status(&self) -> Value {
+        let config = &self.config;
+        let engines: Vec<Value> = self
+            .engines
+            .iter()
+            .map(|engine| {
+                json!({
+                    "queue": engine.index,
+                    "nic_queue": engine.nic_queue,
+                    "pid": engine.pid(),
+                    "state": engine.state_name(),
+                    "epoch": engine.epoch(),
+                    "mode": if engine.memory.zero_copy { "zerocopy" } else { "copy" },
+                    "wait": wait_name(config.wait),
+                    "core": config.cores.get(usize::from(engine.index)),
+                    "restarts": engine.restarts.total(),
+                })
+            })
+            .collect();
+        let limits = &config.limits;
+        json!({
+            "node": {
+                "id": config.node,
+                "name": config.name,
+                "incarnation": format!("{:016x}", self.incarnation),
+                "cluster": config.cluster,
+                "encap": match config.encap { Encap::Udp => "udp", Encap::Ethernet => "ethernet" },
+                "interface": config.interface,
+                "address": config.address,
+                "mac": super::format_mac(&config.interface_facts.mac),
+                "mtu": self.mtu,
+                "uptime_s": self.started.elapsed().as_secs(),
+                "kernel": self.kernel.describe(),
+                "service_pid": self.service.pid(),
+            },
+            "engines": engines,
+            "limits": {
+                "peers": limits.peers,
+                "streams": limits.streams,
+                "ports": limits.ports,
+                "arena_bytes_per_port": limits.arena_bytes_per_port,
+                "arena_bytes_total": limits.arena_bytes_total,
+                "clients": limits.clients,
+                "clients_now": self.clients.len(),
+            },
+        })
+    }
+
+    /// `portolan ports`.
+    pub(super) fn ports_document(&self) -> Value {
+        let rows: Vec<Value> = self
+            .ports
+            .iter()
+            .filter_map(|(number, port)| {
+                let memory = port.memory.as_ref()?;
+                Some(json!({
+                    "port": number,
+                    "state": phase_name(port.phase),
+                    "owner_pid": port.owner_pid,
+                    "owner_uid": port.owner_uid,
+                    "queue": self.config.engine_of(number),
+                    "generation": port.generation,
+                    "send_tokens": memory.geometry.send_tokens,
+                    "receive_tokens": memory.geometry.receive_tokens,
+                    "arena_bytes": memory.geometry.arena_bytes,
+                }))
+            })
+            .collect();
+        json!({ "ports": rows })
+    }
+
+    /// `portolan counters`.
+    pub(super) fn counters(&self) -> Value {
+        let steering: serde_json::Map<String, Value> = self
+            .steering
+            .counters()
+            .into_iter()
+            .map(|(name, packets)| (name, packets.into()))
+            .collect();
+        json!({ "engines": [], "steering": steering })
+    }
+}
+
+fn wait_name(wait: Wait) -> &'static str {
+    match wait {
+        Wait::Busy => "busy",
+        Wait::Yield => "yield",
+        Wait::Adaptive => "adaptive",
+    }
+}
+
+fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Free => "free",
+        Phase::Opening => "opening",
+        Phase::Open => "open",
+        Phase::Closing => "closing",
+    }
+}

@@ -1,0 +1,222 @@
+//! What must survive an engine: its ledger, UMEM, socket and eventfds; and the memory of ports.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use portolan_abi::ledger::{LedgerGeometry, pair, unpair};
+use portolan_abi::memory::{
+    ClientHalf, EngineHalf, LedgerMapping, create_sealed, reopen_read_only,
+};
+use portolan_abi::port::{CloseReason, PortGeometry, state};
+use rustix::event::EventfdFlags;
+
+use crate::engine::crossing::CROSSING_BYTES;
+
+/// What one engine works on, whichever process that is.
+pub struct QueueMemory {
+    /// The ledger's memfd.
+    pub ledger_fd: Arc<OwnedFd>,
+    /// The ledger.
+    pub ledger: LedgerMapping,
+    /// Its layout.
+    pub geometry: LedgerGeometry,
+    /// The UMEM's memfd.
+    pub umem: Arc<OwnedFd>,
+    /// The AF_XDP socket.
+    pub xsk: Arc<OwnedFd>,
+    /// What other engines ring.
+    pub wake: Arc<OwnedFd>,
+    /// The NIC works on the UMEM itself.
+    pub zero_copy: bool,
+}
+
+/// Makes the ledger of one engine, initialised.
+///
+/// # Errors
+/// The system's.
+pub fn create_ledger(
+    geometry: LedgerGeometry,
+    incarnation: u64,
+) -> io::Result<(OwnedFd, LedgerMapping)> {
+    let fd = LedgerMapping::create(geometry)?;
+    let mapping = LedgerMapping::map(&fd, geometry)?;
+    mapping.ledger().initialise(incarnation);
+    Ok((fd, mapping))
+}
+
+impl QueueMemory {
+    /// The port's life as journalled: {generation, state}.
+    pub fn port_life(&self, port: u16) -> (u32, u32) {
+        let record = self.ledger.ledger().ports().get(usize::from(port));
+        record.map_or((0, 0), |record| unpair(record.life.load(Ordering::Acquire)))
+    }
+
+    /// Journals the port's life. One store, ours alone.
+    pub fn set_port_life(&self, port: u16, generation: u32, state: u32) {
+        if let Some(record) = self.ledger.ledger().ports().get(usize::from(port)) {
+            record
+                .life
+                .store(pair(generation, state), Ordering::Release);
+        }
+    }
+}
+
+/// The rings by which frames cross between the engines of this node.
+pub struct Crossings {
+    engines: usize,
+    /// From engine i to engine j at `i * engines + j`; none from one to itself.
+    rings: Vec<Option<Arc<OwnedFd>>>,
+}
+
+impl Crossings {
+    /// Makes the rings between `engines` engines.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn create(engines: usize) -> io::Result<Self> {
+        let mut rings = Vec::with_capacity(engines * engines);
+        for index in 0..engines * engines {
+            let itself = index / engines == index % engines;
+            let ring = (!itself).then(|| create_sealed("portolan-crossing", CROSSING_BYTES));
+            rings.push(ring.transpose()?.map(Arc::new));
+        }
+        Ok(Self { engines, rings })
+    }
+
+    /// The descriptors for one engine, in the order of `ToEngine::Start`.
+    pub fn of(&self, engine: usize) -> impl Iterator<Item = Arc<OwnedFd>> + '_ {
+        let ring = |from: usize, to: usize| self.rings.get(from * self.engines + to);
+        (0..self.engines)
+            .flat_map(move |other| [ring(other, engine), ring(engine, other)])
+            .filter_map(|ring| ring.and_then(Clone::clone))
+    }
+}
+
+/// An eventfd that never blocks.
+///
+/// # Errors
+/// The system's.
+pub fn eventfd() -> io::Result<OwnedFd> {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    Ok(rustix::event::eventfd(0, flags)?)
+}
+
+/// The memory and doorbells of one port.
+#[derive(Debug)]
+pub struct PortMemory {
+    /// Layout.
+    pub geometry: PortGeometry,
+    client_half: Arc<OwnedFd>,
+    engine_half: Arc<OwnedFd>,
+    engine_half_read_only: Arc<OwnedFd>,
+    event_doorbell: Arc<OwnedFd>,
+    engine_doorbell: Arc<OwnedFd>,
+}
+
+impl PortMemory {
+    /// Makes the memory of a port, ready for its engine. The geometry is valid.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn create(node: u16, port: u16, geometry: PortGeometry) -> io::Result<Self> {
+        let client_half = create_sealed("portolan-client-half", geometry.client_half_bytes())?;
+        let engine_half = create_sealed("portolan-engine-half", geometry.engine_half_bytes())?;
+        ClientHalf::map(client_half.as_fd(), geometry)?.initialise();
+        EngineHalf::map(engine_half.as_fd(), geometry, true)?.initialise(node, port);
+        let engine_half_read_only = reopen_read_only(engine_half.as_fd())?;
+        Ok(Self {
+            geometry,
+            client_half: Arc::new(client_half),
+            engine_half: Arc::new(engine_half),
+            engine_half_read_only: Arc::new(engine_half_read_only),
+            event_doorbell: Arc::new(eventfd()?),
+            engine_doorbell: Arc::new(eventfd()?),
+        })
+    }
+
+    /// The descriptors for the engine.
+    pub fn for_engine(&self) -> Vec<Arc<OwnedFd>> {
+        self.fds(&self.engine_half)
+    }
+
+    /// The descriptors for the application: the engine half read-only.
+    pub fn for_application(&self) -> Vec<Arc<OwnedFd>> {
+        self.fds(&self.engine_half_read_only)
+    }
+
+    fn fds(&self, engine_half: &Arc<OwnedFd>) -> Vec<Arc<OwnedFd>> {
+        [
+            &self.client_half,
+            engine_half,
+            &self.event_doorbell,
+            &self.engine_doorbell,
+        ]
+        .map(Arc::clone)
+        .to_vec()
+    }
+
+    /// Tells the application that the port is open, unless its engine has already told it more.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn mark_open(&self) -> io::Result<()> {
+        let half = EngineHalf::map(self.engine_half.as_fd(), self.geometry, true)?;
+        let (opening, open) = (u64::from(state::OPENING), u64::from(state::OPEN));
+        let word = &half.header().state;
+        // Either way it is not OPENING any more.
+        let _ = word.compare_exchange(opening, open, Ordering::AcqRel, Ordering::Acquire);
+        Ok(())
+    }
+
+    /// Tells the application that the port is closed and wakes it, for an engine that could not.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn mark_closed(&self, reason: CloseReason) -> io::Result<()> {
+        let half = EngineHalf::map(self.engine_half.as_fd(), self.geometry, true)?;
+        let word = &half.header().state;
+        let (_, now) = unpair(word.load(Ordering::Acquire));
+        if now != state::CLOSED {
+            word.store(pair(reason as u32, state::CLOSED), Ordering::Release);
+        }
+        // A full eventfd has been rung enough.
+        let _ = rustix::io::write(&*self.event_doorbell, &1u64.to_ne_bytes());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn crossings_are_ordered_as_start_says() {
+        let crossings = Crossings::create(3).unwrap();
+        let ring = |from: usize, to: usize| crossings.rings[from * 3 + to].clone().unwrap();
+        let of_one: Vec<Arc<OwnedFd>> = crossings.of(1).collect();
+        let expected = [ring(0, 1), ring(1, 0), ring(2, 1), ring(1, 2)];
+        assert_eq!(of_one.len(), expected.len());
+        for (a, b) in of_one.iter().zip(&expected) {
+            assert!(Arc::ptr_eq(a, b));
+        }
+        assert_eq!(Crossings::create(1).unwrap().of(0).count(), 0);
+    }
+
+    #[test]
+    fn an_engine_that_closed_a_port_is_not_overruled() {
+        let geometry = PortGeometry::new(4, 4, 4096).unwrap();
+        let memory = PortMemory::create(1, 7, geometry).unwrap();
+        let half = EngineHalf::map(memory.engine_half.as_fd(), geometry, true).unwrap();
+        let word = || unpair(half.header().state.load(Ordering::Acquire));
+        memory.mark_open().unwrap();
+        assert_eq!(word(), (0, state::OPEN));
+        // The engine closes it for cause.
+        let closed = pair(CloseReason::RingJump as u32, state::CLOSED);
+        half.header().state.store(closed, Ordering::Release);
+        memory.mark_open().unwrap();
+        memory.mark_closed(CloseReason::OwnerGone).unwrap();
+        assert_eq!(word(), (CloseReason::RingJump as u32, state::CLOSED));
+    }
+}

@@ -1,0 +1,451 @@
+//! The ports: opened, closed, and journalled on the way, so that whatever dies in between, the next one knows.
+//!
+//! | phase (journal) | entered by | left by |
+//! |---|---|---|
+//! | Free (CLOSED) | the engine's `PortClosed`, or its death while Closing | a client's `OpenPort` → Opening |
+//! | Opening (OPENING) | memory made, generation raised | `PortOpened` → Open, then the client's reply; the client gone, a deadline → Closing |
+//! | Open (OPEN) | | `ClosePort`, the client gone → Closing; the engine's `PortClosed` for cause → Free |
+//! | Closing (CLOSING) | | `PortClosed`, or the engine's death → Free |
+//!
+//! A number is free again only when no engine can have the memory mapped. While an engine is dead the phases stand still and are
+//! told to the next one.
+
+use std::time::Instant;
+
+use portolan_abi::PORTS;
+use portolan_abi::control::{ErrorCode, Response};
+use portolan_abi::port::{CloseReason, PortGeometry, state};
+
+use super::Supervisor;
+use super::clients::Pending;
+use super::engines::EngineState;
+use super::memory::PortMemory;
+use crate::engine_link::ToEngine;
+
+/// Where a port is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Nobody's.
+    Free,
+    /// Its engine has been, or will be, told.
+    Opening,
+    /// In service.
+    Open,
+    /// Its engine has been told to let go.
+    Closing,
+}
+
+/// One port.
+#[derive(Debug)]
+pub struct Port {
+    /// Where it is in its life.
+    pub phase: Phase,
+    /// How often it has been opened.
+    pub generation: u32,
+    /// Its memory, unless free.
+    pub memory: Option<PortMemory>,
+    /// The client that has it, or waits for it.
+    pub owner: Option<u64>,
+    /// The owner's user.
+    pub owner_uid: u32,
+    /// The owner's process.
+    pub owner_pid: i32,
+}
+
+/// All ports.
+pub struct Ports {
+    ports: Vec<Port>,
+    next_any: u16,
+}
+
+impl Default for Ports {
+    fn default() -> Self {
+        let free = || Port {
+            phase: Phase::Free,
+            generation: 0,
+            memory: None,
+            owner: None,
+            owner_uid: 0,
+            owner_pid: 0,
+        };
+        Self {
+            ports: (0..PORTS).map(|_| free()).collect(),
+            next_any: PORTS - 1,
+        }
+    }
+}
+
+impl Ports {
+    /// A port.
+    pub fn get(&self, number: u16) -> Option<&Port> {
+        self.ports.get(usize::from(number))
+    }
+
+    fn get_mut(&mut self, number: u16) -> Option<&mut Port> {
+        self.ports.get_mut(usize::from(number))
+    }
+
+    /// Every port with its number.
+    pub fn iter(&self) -> impl Iterator<Item = (u16, &Port)> {
+        (0..).zip(&self.ports)
+    }
+
+    /// Those of applications that are not free, and the bytes of their arenas.
+    fn in_use(&self) -> (u32, u64) {
+        let used = self.iter().filter(|(number, _)| *number > 0);
+        used.filter_map(|(_, port)| port.memory.as_ref())
+            .fold((0, 0), |(ports, bytes), memory| {
+                (ports + 1, bytes + memory.geometry.arena_bytes)
+            })
+    }
+
+    /// A free port that `allowed` allows. From the top and round, so that numbers people choose stay free for them and one just
+    /// closed is not taken again at once.
+    fn any_free(&mut self, allowed: impl Fn(u16) -> bool) -> Option<u16> {
+        for _ in 1..PORTS {
+            let number = self.next_any;
+            self.next_any = if number == 1 { PORTS - 1 } else { number - 1 };
+            let free = self.get(number).is_some_and(|p| p.phase == Phase::Free);
+            if free && allowed(number) {
+                return Some(number);
+            }
+        }
+        None
+    }
+}
+
+/// How a request to open a port goes on.
+pub(super) enum Opening {
+    /// Its engine has been told.
+    Begun(u16),
+    /// The port is being closed: try when it is free.
+    Wait(u16),
+}
+
+fn refuse(code: ErrorCode, message: impl Into<String>) -> Response {
+    Response::Error {
+        code,
+        message: message.into(),
+    }
+}
+
+impl Supervisor {
+    /// A client wants a port.
+    pub(super) fn open_port(
+        &mut self,
+        client: u64,
+        wanted: Option<u16>,
+        geometry: PortGeometry,
+    ) -> Result<Opening, Response> {
+        let limits = &self.config.limits;
+        if !geometry.is_valid() {
+            return Err(refuse(
+                ErrorCode::BadRequest,
+                "the port's geometry is out of limits: tokens are powers of two, the arena is whole pages",
+            ));
+        }
+        let (ports, arena_bytes) = self.ports.in_use();
+        let most = limits.arena_bytes_per_port;
+        if geometry.arena_bytes > most {
+            return Err(refuse(
+                ErrorCode::Limit,
+                format!(
+                    "an arena has at most {most} bytes here; ask for less or raise limits.arena_bytes_per_port"
+                ),
+            ));
+        }
+        let Some(who) = self.clients.get(client) else {
+            return Err(refuse(ErrorCode::Internal, "no such client"));
+        };
+        let service = who.service;
+        let (uid, pid) = (who.who.uid, who.who.pid);
+        let acl = &self.config.acl;
+        let allowed = |port| {
+            if port == 0 {
+                service
+            } else {
+                service || acl.allows(&who.who, port)
+            }
+        };
+        let number = match wanted {
+            Some(port) if port >= PORTS => {
+                return Err(refuse(
+                    ErrorCode::NotFound,
+                    format!("there is no port {port}; ports are 1 to {}", PORTS - 1),
+                ));
+            }
+            Some(port) if !allowed(port) => {
+                return Err(refuse(
+                    ErrorCode::Denied,
+                    format!(
+                        "port {port} is not for uid {uid}; see [[acl]] in the daemon's configuration"
+                    ),
+                ));
+            }
+            Some(port) => port,
+            None => self.ports.any_free(allowed).ok_or_else(|| {
+                refuse(
+                    ErrorCode::Denied,
+                    format!(
+                        "no free port is for uid {uid}; see [[acl]] in the daemon's configuration"
+                    ),
+                )
+            })?,
+        };
+        match self.ports.get(number).map(|port| port.phase) {
+            Some(Phase::Free) => {}
+            Some(Phase::Closing) => return Ok(Opening::Wait(number)),
+            _ => {
+                return Err(refuse(
+                    ErrorCode::PortInUse,
+                    format!("port {number} is in use; `portolan ports` shows by whom"),
+                ));
+            }
+        }
+        if number != 0 {
+            if ports >= limits.ports {
+                return Err(refuse(
+                    ErrorCode::Limit,
+                    format!(
+                        "all {} ports are in use; close one or raise limits.ports",
+                        limits.ports
+                    ),
+                ));
+            }
+            if arena_bytes.saturating_add(geometry.arena_bytes) > limits.arena_bytes_total {
+                return Err(refuse(
+                    ErrorCode::Limit,
+                    format!(
+                        "arenas have {arena_bytes} of {} bytes; close a port or raise limits.arena_bytes_total",
+                        limits.arena_bytes_total
+                    ),
+                ));
+            }
+        }
+        let index = self.config.engine_of(number);
+        if let Some(engine) = self.engines.get(index)
+            && engine.restarts.total() > 0
+            && matches!(engine.state, EngineState::Waiting(at) if at > Instant::now())
+        {
+            return Err(refuse(
+                ErrorCode::Unavailable,
+                format!("the engine of port {number} keeps dying; see the daemon's log"),
+            ));
+        }
+        let memory = PortMemory::create(self.config.node, number, geometry).map_err(|error| {
+            refuse(
+                ErrorCode::Internal,
+                format!("the port's memory cannot be made: {error}"),
+            )
+        })?;
+        self.begin_opening(number, memory, client, (uid, pid));
+        Ok(Opening::Begun(number))
+    }
+
+    fn begin_opening(&mut self, number: u16, memory: PortMemory, client: u64, owner: (u32, i32)) {
+        let index = self.config.engine_of(number);
+        let (Some(engine), Some(port)) = (self.engines.get(index), self.ports.get_mut(number))
+        else {
+            return;
+        };
+        let (last, _) = engine.memory.port_life(number);
+        // Never 0: a zeroed record is no generation's.
+        port.generation = last.checked_add(1).unwrap_or(1);
+        port.phase = Phase::Opening;
+        port.owner = Some(client);
+        (port.owner_uid, port.owner_pid) = owner;
+        let message = ToEngine::OpenPort {
+            port: number,
+            generation: port.generation,
+            geometry: memory.geometry,
+            restore: false,
+        };
+        let fds = memory.for_engine();
+        port.memory = Some(memory);
+        engine
+            .memory
+            .set_port_life(number, port.generation, state::OPENING);
+        // Without a process now, the next one is told when it starts.
+        self.tell(index, &message, fds);
+    }
+
+    /// An engine says that it serves a port.
+    pub(super) fn on_port_opened(&mut self, index: usize, number: u16, generation: u32) {
+        let ours = self.config.engine_of(number) == index;
+        let Some(port) = self
+            .ports
+            .get_mut(number)
+            .filter(|p| ours && p.generation == generation)
+        else {
+            return;
+        };
+        // Open already: restored. Closing: the engine will hear of that next.
+        if port.phase != Phase::Opening {
+            return;
+        }
+        let (Some(memory), Some(owner)) = (&port.memory, port.owner) else {
+            return;
+        };
+        if let Err(error) = memory.mark_open() {
+            tracing::error!(port = number, %error, "the port's memory cannot be mapped");
+            let error = refuse(ErrorCode::Internal, "the port's memory cannot be mapped");
+            self.close_port(number, CloseReason::BadMemory);
+            self.finish(owner, error, Vec::new());
+            return;
+        }
+        port.phase = Phase::Open;
+        let geometry = memory.geometry;
+        let fds = memory.for_application();
+        if let Some(engine) = self.engines.get(index) {
+            engine.memory.set_port_life(number, generation, state::OPEN);
+        }
+        tracing::debug!(port = number, generation, "port open");
+        let reply = Response::PortOpened {
+            port: number,
+            node: self.config.node,
+            geometry,
+        };
+        self.finish(owner, reply, fds);
+    }
+
+    /// The client that had the port is to hear no more of it.
+    pub(super) fn disown(&mut self, number: u16) {
+        if let Some(port) = self.ports.get_mut(number) {
+            port.owner = None;
+        }
+    }
+
+    /// Closes every port: the daemon stops.
+    pub(super) fn close_all_ports(&mut self) {
+        for number in 0..portolan_abi::PORTS {
+            self.close_port(number, CloseReason::Administrator);
+        }
+    }
+
+    /// The engines are gone: whatever is not closed is now.
+    pub(super) fn abandon_ports(&mut self) {
+        for index in 0..self.engines.len() {
+            self.finish_closing(index, CloseReason::Administrator);
+        }
+    }
+
+    /// Begins to close a port. Its number is free when the engine has let go.
+    pub(super) fn close_port(&mut self, number: u16, reason: CloseReason) {
+        let index = self.config.engine_of(number);
+        let (Some(engine), Some(port)) = (self.engines.get(index), self.ports.get_mut(number))
+        else {
+            return;
+        };
+        if !matches!(port.phase, Phase::Opening | Phase::Open) {
+            return;
+        }
+        let generation = port.generation;
+        port.phase = Phase::Closing;
+        engine
+            .memory
+            .set_port_life(number, generation, state::CLOSING);
+        if engine.has_process() {
+            let message = ToEngine::ClosePort {
+                port: number,
+                generation,
+                reason,
+            };
+            self.tell(index, &message, Vec::new());
+        } else {
+            self.port_is_closed(number, reason);
+        }
+    }
+
+    /// An engine says that it has let go of a port, or closed it for cause.
+    pub(super) fn on_port_closed(
+        &mut self,
+        index: usize,
+        number: u16,
+        generation: u32,
+        reason: CloseReason,
+    ) {
+        let ours = self.config.engine_of(number) == index;
+        let current = self
+            .ports
+            .get(number)
+            .is_some_and(|p| ours && p.generation == generation && p.phase != Phase::Free);
+        if !current {
+            return;
+        }
+        if !matches!(
+            reason,
+            CloseReason::ByOwner | CloseReason::OwnerGone | CloseReason::Administrator
+        ) {
+            tracing::warn!(port = number, ?reason, "port closed for cause");
+        }
+        self.port_is_closed(number, reason);
+    }
+
+    /// The engine of these ports is dead: nobody maps their memory any more.
+    pub(super) fn finish_closing(&mut self, index: usize, reason: CloseReason) {
+        for number in self.ports_in(index, Phase::Closing) {
+            self.port_is_closed(number, reason);
+        }
+    }
+
+    /// The engine of these ports will not come soon: those who wait for it are told.
+    pub(super) fn refuse_opening(&mut self, index: usize) {
+        for number in self.ports_in(index, Phase::Opening) {
+            self.close_port(number, CloseReason::Administrator);
+        }
+    }
+
+    fn ports_in(&self, index: usize, phase: Phase) -> Vec<u16> {
+        let mine = self.ports.iter().filter(|(number, port)| {
+            port.phase == phase && self.config.engine_of(*number) == index
+        });
+        mine.map(|(number, _)| number).collect()
+    }
+
+    /// Nobody but its application has the port's memory now.
+    fn port_is_closed(&mut self, number: u16, reason: CloseReason) {
+        let index = self.config.engine_of(number);
+        let (Some(engine), Some(port)) = (self.engines.get(index), self.ports.get_mut(number))
+        else {
+            return;
+        };
+        port.phase = Phase::Free;
+        let owner = port.owner.take();
+        if let Some(memory) = port.memory.take()
+            && let Err(error) = memory.mark_closed(reason)
+        {
+            tracing::warn!(port = number, %error, "the port's owner cannot be told");
+        }
+        engine
+            .memory
+            .set_port_life(number, port.generation, state::CLOSED);
+        tracing::debug!(port = number, ?reason, "port closed");
+        if let Some(owner) = owner {
+            self.owner_lost_port(owner, number);
+        }
+        self.retry_waiting(number);
+    }
+
+    /// Tells the client that waits for this, if one does.
+    fn owner_lost_port(&mut self, owner: u64, number: u16) {
+        let Some(client) = self.clients.get_mut(owner) else {
+            return;
+        };
+        client.ports.remove(&number);
+        match client.pending {
+            Some(Pending::Close(port)) if port == number => {
+                self.finish(owner, Response::Done, Vec::new());
+            }
+            Some(Pending::Open(port)) if port == number => {
+                let error = refuse(
+                    ErrorCode::Unavailable,
+                    format!(
+                        "the engine of port {number} could not open it; try again, or see the daemon's log"
+                    ),
+                );
+                self.finish(owner, error, Vec::new());
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The service: the unprivileged child that answers `ping` and `allsize` on port 0, an ordinary client but for that port.
+
+use std::time::{Duration, Instant};
+
+use super::Supervisor;
+use super::config::Credentials;
+use super::poll::{EventFlags, Source, Timer};
+use super::restarts::Restarts;
+use super::spawn::Child;
+
+/// One that ends well is started again after this.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The service's process.
+#[derive(Default)]
+pub struct Service {
+    child: Option<Child>,
+    launch: u32,
+    restarts: Restarts,
+}
+
+impl Service {
+    /// Its process id.
+    pub fn pid(&self) -> Option<i32> {
+        self.child.as_ref().map(|child| child.pid)
+    }
+}
+
+impl Supervisor {
+    /// Starts the service, unless it runs.
+    pub(super) fn start_service(&mut self, now: Instant) {
+        if self.service.child.is_some() || self.stopping {
+            return;
+        }
+        let child = match self.launcher.service() {
+            Ok(Some(child)) => child,
+            Ok(None) => return,
+            Err(error) => {
+                tracing::error!(%error, "the service cannot be started");
+                self.schedule_service(now);
+                return;
+            }
+        };
+        self.service.launch = self.service.launch.wrapping_add(1);
+        let source = Source::ServiceExit(self.service.launch);
+        if let Err(error) = self.poll.add(&child.exit, source, EventFlags::IN) {
+            tracing::error!(%error, "the service cannot be watched");
+            // Nobody watches it, so end it here.
+            let _ = self.launcher.kill(&child);
+            self.launcher.reap(&child);
+            self.schedule_service(now);
+            return;
+        }
+        tracing::info!(pid = child.pid, "service started");
+        self.service.child = Some(child);
+    }
+
+    /// Its pidfd became readable.
+    pub(super) fn on_service_exit(&mut self, launch: u32, now: Instant) {
+        if launch != self.service.launch {
+            return;
+        }
+        let Some(child) = self.service.child.take() else {
+            return;
+        };
+        self.poll.remove(&child.exit);
+        let how = self.launcher.reap(&child);
+        if self.stopping {
+            return;
+        }
+        tracing::warn!(pid = child.pid, "service died ({how})");
+        self.schedule_service(now);
+    }
+
+    fn schedule_service(&mut self, now: Instant) {
+        let wait = self.service.restarts.died(now).max(PAUSE);
+        self.poll.set_timer(now + wait, Timer::Service);
+    }
+
+    /// Is this client our service? Its process is not reaped, so the number is nobody else's.
+    pub(super) fn is_service(&self, who: &Credentials) -> bool {
+        self.service.pid() == Some(who.pid)
+    }
+
+    /// Kills the service. It has nothing to lose.
+    pub(super) fn stop_service(&mut self) {
+        if let Some(child) = &self.service.child
+            && let Err(error) = self.launcher.kill(child)
+        {
+            tracing::warn!(%error, "the service cannot be killed");
+        }
+    }
+
+    /// Has it left?
+    pub(super) fn service_is_gone(&self) -> bool {
+        self.service.child.is_none()
+    }
+}

@@ -1,0 +1,200 @@
+//! Starting, killing and reaping the processes we look after. An `unsafe` island: what runs between fork and exec.
+//!
+//! A child gets nothing it does not need: an unprivileged user, no capability in any set, no way to gain one, no descriptor but
+//! standard ones and, for an engine, its end of the link.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
+use rustix::thread::{CapabilitySet, CapabilitySets};
+
+use super::surroundings::Account;
+use crate::engine_link::LINK_FD;
+
+/// A running child.
+#[derive(Debug)]
+pub struct Child {
+    /// Its process id: ours to name as long as it is not reaped.
+    pub pid: i32,
+    /// Readable when it is dead (a pidfd).
+    pub exit: OwnedFd,
+}
+
+/// Starts and ends children. Tests put theirs in its place.
+pub trait Launcher {
+    /// Starts the engine of a queue; the other value is our end of its link.
+    ///
+    /// # Errors
+    /// The system's.
+    fn engine(&mut self, queue: u8) -> io::Result<(Child, OwnedFd)>;
+    /// Starts the service; `None` if there is none.
+    ///
+    /// # Errors
+    /// The system's.
+    fn service(&mut self) -> io::Result<Option<Child>>;
+    /// Kills a child with SIGKILL. Its exit descriptor becomes readable.
+    ///
+    /// # Errors
+    /// The system's.
+    fn kill(&mut self, child: &Child) -> io::Result<()>;
+    /// Collects a dead child; says how it died.
+    fn reap(&mut self, child: &Child) -> String;
+}
+
+/// Starts real processes from our own executable.
+#[derive(Debug)]
+pub struct Processes {
+    user: Account,
+    socket: PathBuf,
+    /// Keeps [`LINK_FD`] taken, so that no descriptor the standard library needs across fork can have that number.
+    _link_number: Option<OwnedFd>,
+}
+
+/// The environment a child inherits.
+fn kept_environment() -> impl Iterator<Item = (OsString, OsString)> {
+    std::env::vars_os().filter(|(name, _)| {
+        let name = name.to_string_lossy();
+        name.starts_with("PORTOLAN_") || name.starts_with("RUST_")
+    })
+}
+
+impl Processes {
+    /// Children will run as `user`; the service connects to `socket`.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn new(user: Account, socket: &Path) -> io::Result<Self> {
+        let null = std::fs::File::open("/dev/null")?;
+        let placeholder = rustix::io::fcntl_dupfd_cloexec(&null, LINK_FD)?;
+        let taken = (placeholder.as_raw_fd() == LINK_FD).then_some(placeholder);
+        Ok(Self {
+            user,
+            socket: socket.to_owned(),
+            _link_number: taken,
+        })
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .env_clear()
+            .envs(kept_environment())
+            .current_dir("/")
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn start(&self, mut command: Command, link: Option<OwnedFd>) -> io::Result<Child> {
+        let user = self.user;
+        let link_number = link.as_ref().map(AsRawFd::as_raw_fd);
+        let before_exec = move || confine(user, link_number);
+        // SAFETY: `confine` makes plain system calls on values made before the fork; it neither allocates nor locks.
+        unsafe { command.pre_exec(before_exec) };
+        let child = command.spawn()?;
+        drop(link);
+        let number = i32::try_from(child.id()).map_err(io::Error::other)?;
+        // Nobody but us reaps it, so the number is still its own.
+        let pid = Pid::from_raw(number).ok_or_else(|| io::Error::other("no process id"))?;
+        let exit = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+        Ok(Child { pid: number, exit })
+    }
+}
+
+/// Runs in the child, between fork and exec.
+fn confine(user: Account, link: Option<i32>) -> io::Result<()> {
+    let mut first_unwanted = LINK_FD as libc::c_uint;
+    if let Some(link) = link {
+        // SAFETY: two descriptors of our own; the standard library does not use LINK_FD (`Processes::_link_number`).
+        if unsafe { libc::dup2(link, LINK_FD) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        first_unwanted += 1;
+    }
+    // SAFETY: only marks descriptors; those the standard library still needs close at exec.
+    let marked = unsafe {
+        libc::syscall(
+            libc::SYS_close_range,
+            first_unwanted,
+            libc::c_uint::MAX,
+            libc::CLOSE_RANGE_CLOEXEC,
+        )
+    };
+    if marked < 0 {
+        return Err(io::Error::last_os_error());
+    }
+
+    let uid = rustix::process::Uid::from_raw(user.uid);
+    let gid = rustix::process::Gid::from_raw(user.gid);
+    if rustix::process::geteuid() != uid {
+        rustix::thread::set_thread_groups(&[])?;
+        rustix::thread::set_thread_res_gid(gid, gid, gid)?;
+        rustix::thread::set_thread_res_uid(uid, uid, uid)?;
+    }
+    rustix::thread::clear_ambient_capability_set()?;
+    let none = CapabilitySet::empty();
+    let sets = CapabilitySets {
+        effective: none,
+        permitted: none,
+        inheritable: none,
+    };
+    rustix::thread::set_capabilities(None, sets)?;
+    rustix::thread::set_no_new_privs(true)?;
+    Ok(())
+}
+
+impl Launcher for Processes {
+    fn engine(&mut self, queue: u8) -> io::Result<(Child, OwnedFd)> {
+        let (ours, theirs) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        let mut command = self.command();
+        command
+            .arg0(format!("portoland: engine {queue}"))
+            .arg("engine");
+        Ok((self.start(command, Some(theirs))?, ours))
+    }
+
+    fn service(&mut self) -> io::Result<Option<Child>> {
+        let mut command = self.command();
+        command
+            .arg0("portoland: service")
+            .arg("service")
+            .arg("--socket")
+            .arg(&self.socket);
+        self.start(command, None).map(Some)
+    }
+
+    fn kill(&mut self, child: &Child) -> io::Result<()> {
+        match rustix::process::pidfd_send_signal(&child.exit, Signal::KILL) {
+            // Dead already.
+            Err(rustix::io::Errno::SRCH) => Ok(()),
+            other => Ok(other?),
+        }
+    }
+
+    fn reap(&mut self, child: &Child) -> String {
+        reap(child.exit.as_fd())
+    }
+}
+
+fn reap(pidfd: BorrowedFd<'_>) -> String {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+    match rustix::process::waitid(WaitId::PidFd(pidfd), options) {
+        Ok(Some(status)) => match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => format!("exit code {code}"),
+            (None, Some(signal)) => format!("signal {signal}"),
+            (None, None) => "unknown cause".to_owned(),
+        },
+        Ok(None) => "not dead".to_owned(),
+        Err(error) => format!("cannot be waited for: {error}"),
+    }
+}
