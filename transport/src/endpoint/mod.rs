@@ -1,10 +1,64 @@
 //! One engine's end of the transport.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `peer` | liveness, round trip, credit of one peer |
+//! | `hello` | how two engines come to know each other, RESET, restarts and takeovers |
+//! | `send_stream`, `submit`, `answers`, `settle` | the sending end: state, commands, what receivers answer, how sends end |
+//! | `receive_stream`, `arrival`, `long_message`, `data` | the receiving end: state, first chunks, ranges and grants, DATA |
+//! | `ports` | ports opening and closing, tokens appearing |
+//! | `transmit`, `control` | what goes into the next frame |
+//! | `timeout`, `timers` | deadlines |
+//! | `restore` | taking over from the ledger |
+//! | `counters`, `slab` | what happened; tables |
 
+mod answers;
+mod arrival;
+mod control;
+mod counters;
+mod data;
+mod hello;
+mod long_message;
+mod peer;
+mod ports;
+mod receive_stream;
+mod restore;
+mod send_stream;
+mod settle;
+mod slab;
+mod submit;
+mod timeout;
+mod timers;
+mod transmit;
+
+#[cfg(test)]
+mod tests;
+
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::String;
+use alloc::vec::Vec;
 
-use crate::host::{Durable, Host, Reason, SendRequest};
-use crate::ident::{Nanos, NodeId, Peer, PortId, Priority, SendId, StreamKey};
+pub use counters::Counters;
+
+use crate::host::Host;
+use crate::ident::{Nanos, NodeId, PORTS, Peer, PortId, Priority, StreamKey};
 use crate::policy::Policy;
+use crate::wire::{self, Chunk, StreamRef};
+
+use hello::{Resets, fingerprint, truncate};
+use long_message::{Grants, LongMessage};
+use peer::{PeerEntry, Reply};
+use receive_stream::ReceiveStream;
+use send_stream::{MessageState, SendStream};
+use slab::Slab;
+use timers::Timers;
+
+/// NACK: the number did not come.
+const NACK_GAP: u8 = 1;
+/// NACK: no buffer now.
+const NACK_NO_BUFFER: u8 = 2;
+/// NACK: the payload did not match its checksum.
+const NACK_CORRUPT: u8 = 3;
 
 /// What an endpoint is told once.
 #[derive(Clone, Debug)]
@@ -15,7 +69,7 @@ pub struct Config {
     pub queue: u8,
     /// Engines on this node.
     pub queues: u8,
-    /// This node's incarnation.
+    /// This node's incarnation; never 0.
     pub incarnation: u64,
     /// This engine's epoch, one more than its predecessor's.
     pub engine_epoch: u32,
@@ -50,8 +104,8 @@ pub struct Transmit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// The wire layer refused it: truncated, unknown version, bad checksum.
-    Malformed,
+    /// The wire layer refused it.
+    Wire(wire::WireError),
     /// Addressed to another node or queue.
     NotForUs,
     /// From a node nobody told us of, or a queue that node does not have.
@@ -102,85 +156,323 @@ pub struct PeerStatus<'a> {
     pub max_frame: u16,
 }
 
-/// What happened, counted. Declared once in the table below: name and help text.
-#[derive(Clone, Debug, Default)]
-pub struct Counters {
-    /// Frames received.
-    pub frames_received: u64,
+/// What is configured of a node.
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    max_frame: u16,
+    /// How many engines it has, once it said so.
+    queues: Option<u8>,
 }
 
-impl Counters {
-    /// Name, help text and value of every counter.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> + '_ {
-        [("frames_received", "Frames received.", self.frames_received)].into_iter()
-    }
-}
-
-/// One engine's end of the transport.
+/// One engine's end of the transport: all streams from and to the ports of one queue.
+///
+/// Sans-IO: the caller owns clock, sockets and memory. Frames, commands and `now` go in; frames come out of
+/// [`poll_transmit`](Self::poll_transmit); deliveries, completions and every durable fact go through the [`Host`] passed along.
+/// `now` never goes backwards. Nothing blocks; nothing is allocated once tables and queues have grown to the load.
+///
+/// # The order of calls
+///
+/// 1. [`new`](Self::new), or [`restore`](Self::restore) after a takeover; then [`set_node`](Self::set_node) for every node that may
+///    be talked to, this one included, and [`port_opened`](Self::port_opened) for every port that is open.
+/// 2. In a loop, in any order and as often as there is something: [`handle_frame`](Self::handle_frame) for every frame received,
+///    commands ([`submit`](Self::submit), [`cancel`](Self::cancel), [`resume_sending`](Self::resume_sending),
+///    [`drop_sends`](Self::drop_sends)) and events ([`buffer_provided`](Self::buffer_provided), ports, nodes);
+///    [`handle_timeout`](Self::handle_timeout) when [`poll_timeout`](Self::poll_timeout) is due.
+/// 3. After any of these, [`poll_transmit`](Self::poll_transmit) until it returns `None` (or the transmit ring is full; nothing is
+///    lost by calling later), then [`poll_timeout`](Self::poll_timeout).
+///
+/// Frames for this very node come out of `poll_transmit` too; the caller loops them back.
+///
+/// # What is relied on
+///
+/// A number is used only after [`Host::accept`] returned; acknowledged only after [`Host::commit`] or [`Host::commit_base`] did.
+/// A host that stops (is killed) inside any of its methods and is restored from what it stored loses and doubles nothing.
+///
+/// # Bounds
+///
+/// Peers: `max_peers`. Streams: what the host's tables hold. Messages accepted per receiving stream: the policy's window.
+/// Sends: what the host submits. Received frames are never kept.
 pub struct Endpoint {
+    config: Config,
+    fingerprint: u32,
+    nodes: BTreeMap<NodeId, Node>,
+    peer_index: BTreeMap<Peer, u32>,
+    peers: Slab<PeerEntry>,
+    send_index: BTreeMap<StreamKey, u32>,
+    send: Slab<SendStream>,
+    receive_index: BTreeMap<StreamKey, u32>,
+    receive: Slab<ReceiveStream>,
+    longs: Slab<LongMessage>,
+    grants: Grants,
+    timers: Timers,
+    /// Peers with something to send, by priority.
+    ready: [VecDeque<u32>; 2],
+    /// Bytes of high priority since low had its turn.
+    high_streak: usize,
+    resets: Resets,
+    open_ports: [bool; PORTS as usize],
+    /// Per port, receiving streams that wait for a token.
+    waiting: Vec<VecDeque<u32>>,
+    /// Sending streams with cancelled messages to act on.
+    cancelled: VecDeque<u32>,
+    orphans: restore::Orphans,
+    /// Messages accepted so far: their age.
+    age: u64,
     counters: Counters,
 }
 
-#[allow(missing_docs, unused_variables)]
 impl Endpoint {
+    /// An endpoint without any history.
     pub fn new(config: Config, now: Nanos) -> Self {
         Self {
+            fingerprint: fingerprint(&config.policy),
+            nodes: BTreeMap::new(),
+            peer_index: BTreeMap::new(),
+            peers: Slab::new(),
+            send_index: BTreeMap::new(),
+            send: Slab::new(),
+            receive_index: BTreeMap::new(),
+            receive: Slab::new(),
+            longs: Slab::new(),
+            grants: Grants::default(),
+            timers: Timers::default(),
+            ready: [VecDeque::new(), VecDeque::new()],
+            high_streak: 0,
+            resets: Resets::new(now),
+            open_ports: [false; PORTS as usize],
+            waiting: (0..PORTS).map(|_| VecDeque::new()).collect(),
+            cancelled: VecDeque::new(),
+            orphans: restore::Orphans::default(),
+            age: 0,
             counters: Counters::default(),
+            config,
         }
     }
-    /// After a takeover: rebuilds streams and sends from the ledger's facts; queues RESUME to every peer with open streams.
-    pub fn restore(config: Config, now: Nanos, durable: &Durable) -> Self {
-        Self {
-            counters: Counters::default(),
-        }
-    }
+
+    /// Takes a received frame, given as its segments in order. An error says why the frame, or the rest of it after its handshake
+    /// chunks, was dropped; it is counted and needs no action.
     pub fn handle_frame<H: Host>(
         &mut self,
         now: Nanos,
         segments: &[&[u8]],
         host: &mut H,
     ) -> Result<(), FrameError> {
+        self.counters.frames_received += 1;
+        self.counters.bytes_received += segments.iter().map(|s| s.len() as u64).sum::<u64>();
+        let result = self.receive_frame(now, segments, host);
+        let c = &mut self.counters;
+        match result {
+            Ok(()) => {}
+            Err(FrameError::Wire(_)) => c.frames_malformed += 1,
+            Err(FrameError::NotForUs) => c.frames_not_for_us += 1,
+            Err(FrameError::UnknownPeer) => c.frames_unknown_peer += 1,
+            Err(FrameError::WrongIncarnation) => c.frames_wrong_incarnation += 1,
+            Err(FrameError::StaleEngine) => c.frames_stale_engine += 1,
+            Err(FrameError::NotAssociated) => c.frames_not_associated += 1,
+        }
+        result
+    }
+
+    fn receive_frame<H: Host>(
+        &mut self,
+        now: Nanos,
+        segments: &[&[u8]],
+        host: &mut H,
+    ) -> Result<(), FrameError> {
+        let frame = wire::parse(segments).map_err(FrameError::Wire)?;
+        let header = *frame.header();
+        if header.dst_node != self.config.node.0 || header.dst_queue != self.config.queue {
+            return Err(FrameError::NotForUs);
+        }
+        let from = NodeId::new(header.src_node)
+            .filter(|node| self.nodes.contains_key(node))
+            .map(|node| Peer {
+                node,
+                queue: header.src_queue,
+            })
+            .ok_or(FrameError::UnknownPeer)?;
+        self.counters.chunks_unknown += u64::from(frame.unknown_chunks());
+        let mut admitted = None;
+        for (chunk, view) in frame.chunks() {
+            self.counters.chunks_received += 1;
+            match chunk {
+                Chunk::Hello(hello) => self.on_hello(now, from, &header, &hello, host)?,
+                Chunk::HelloAck(hello) => self.on_hello_ack(now, from, &header, &hello, host)?,
+                Chunk::Reset {
+                    src_incarnation,
+                    dst_incarnation,
+                    reason,
+                } => self.on_reset(now, from, (src_incarnation, dst_incarnation), reason, host),
+                chunk => {
+                    let peer = match admitted {
+                        Some(peer) => peer,
+                        None => *admitted.insert(self.admit(now, from, &header, host)?),
+                    };
+                    self.on_chunk(now, peer, &chunk, &view, host);
+                }
+            }
+        }
         Ok(())
     }
-    pub fn handle_timeout<H: Host>(&mut self, now: Nanos, host: &mut H) {}
-    pub fn port_opened(&mut self, port: PortId) {}
-    /// Its sends end, its receiving streams answer PortClosed.
-    pub fn port_closed<H: Host>(&mut self, now: Nanos, port: PortId, host: &mut H) {}
-    /// A receive token appeared: READY to whoever waits.
-    pub fn buffer_provided(&mut self, now: Nanos, port: PortId) {}
-    /// Err: nothing was accepted; the engine completes the token itself.
-    pub fn submit<H: Host>(
+
+    /// A chunk of an associated peer: to the sending end, or to the receiving end.
+    fn on_chunk<H: Host>(
         &mut self,
         now: Nanos,
-        send: &SendRequest,
+        peer: u32,
+        chunk: &Chunk<'_>,
+        view: &wire::PayloadView<'_>,
         host: &mut H,
-    ) -> Result<(), Reason> {
-        Err(Reason::NoRoute)
+    ) {
+        match *chunk {
+            Chunk::Eager { .. }
+            | Chunk::Rts { .. }
+            | Chunk::Null { .. }
+            | Chunk::Probe { .. }
+            | Chunk::Data { .. }
+            | Chunk::DropConfirm { .. }
+            | Chunk::Close { .. } => self.on_message_chunk(now, peer, chunk, view, host),
+            Chunk::PathProbe { size, nonce } => {
+                self.reply(peer, Reply::PathAck(size, nonce));
+            }
+            Chunk::PathAck { .. } => {}
+            _ => self.on_answer(now, peer, chunk, host),
+        }
     }
-    pub fn cancel(&mut self, now: Nanos, id: SendId) {}
-    pub fn resume_sending(&mut self, now: Nanos, stream: StreamKey) {}
-    pub fn drop_sends<H: Host>(&mut self, now: Nanos, stream: StreamKey, host: &mut H) {}
-    /// A node that may be sent to, and the path's bound; including this node itself.
-    pub fn set_node(&mut self, now: Nanos, node: NodeId, max_frame: u16) {}
-    pub fn remove_node<H: Host>(&mut self, now: Nanos, node: NodeId, host: &mut H) {}
-    pub fn poll_transmit<H: Host>(
-        &mut self,
-        now: Nanos,
-        to: &mut [u8],
-        host: &mut H,
-    ) -> Option<Transmit> {
-        None
+
+    /// Which stream of ours a chunk names, if the ports belong to the engines that talk.
+    fn key_of(&self, peer: u32, stream: &StreamRef, we_send: bool) -> Option<StreamKey> {
+        let entry = self.peers.get(peer)?;
+        let (local, remote) = if we_send {
+            (stream.sender_port, stream.receiver_port)
+        } else {
+            (stream.receiver_port, stream.sender_port)
+        };
+        let queues = self.nodes.get(&entry.id.node).and_then(|node| node.queues);
+        let theirs =
+            queues.is_none_or(|queues| remote % u16::from(queues) == u16::from(entry.id.queue));
+        (theirs && self.owns(PortId(local))).then_some(StreamKey {
+            local: PortId(local),
+            node: entry.id.node,
+            remote: PortId(remote),
+            priority: if stream.priority == 0 {
+                Priority::Low
+            } else {
+                Priority::High
+            },
+        })
     }
-    /// Absolute; Some(t <= now) means: call handle_timeout.
+
+    /// Whether the port belongs to this engine.
+    fn owns(&self, port: PortId) -> bool {
+        port.0 < PORTS
+            && port.0 % u16::from(self.config.queues.max(1)) == u16::from(self.config.queue)
+    }
+
+    fn reply(&mut self, peer: u32, reply: Reply) {
+        if let Some(entry) = self.peers.get_mut(peer) {
+            entry.reply(reply);
+            self.mark_ready(peer, Priority::High);
+        }
+    }
+
+    /// The peer has something to send at this priority.
+    fn mark_ready(&mut self, peer: u32, priority: Priority) {
+        let class = priority as usize;
+        if let Some(entry) = self.peers.get_mut(peer)
+            && !entry.ready[class]
+        {
+            entry.ready[class] = true;
+            self.ready[class].push_back(peer);
+        }
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) wants to be called next, absolute; due if not after `now`. May be earlier than
+    /// anything really happens.
     pub fn poll_timeout(&self) -> Option<Nanos> {
-        None
+        self.timers.next()
     }
+
+    /// What happened since the endpoint was made.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
-    pub fn peers(&self) -> impl Iterator<Item = PeerStatus<'_>> {
-        core::iter::empty()
+
+    /// What the endpoint was told.
+    pub fn config(&self) -> &Config {
+        &self.config
     }
-    /// Panics when an internal invariant is broken; for tests.
-    pub fn check_consistency(&self) {}
+
+    /// Every peer there was an attempt to talk to.
+    pub fn peers(&self) -> impl Iterator<Item = PeerStatus<'_>> {
+        self.peers.iter().map(|(slot, entry)| PeerStatus {
+            peer: entry.id,
+            name: &entry.name,
+            state: entry.state,
+            incarnation: entry.incarnation,
+            engine_epoch: entry.engine_epoch.unwrap_or(0),
+            rtt_ns: entry.rtt.srtt,
+            rto_ns: entry.rtt.rto(&self.config.policy, 0),
+            in_flight: self
+                .send
+                .iter()
+                .filter(|(_, stream)| stream.peer == slot)
+                .map(|(_, stream)| stream.high.wrapping_sub(stream.base))
+                .sum(),
+            credit: entry.credit(),
+            max_frame: entry.max_frame,
+        })
+    }
+
+    /// Sends accepted whose status is not told yet.
+    pub fn unsettled(&self) -> usize {
+        let open = |m: &&send_stream::Message| {
+            matches!(m.state, MessageState::Live | MessageState::Null(_))
+        };
+        let sends = self
+            .send
+            .iter()
+            .map(|(_, s)| s.queue.iter().filter(open).count());
+        sends.sum()
+    }
+
+    /// Panics when an internal invariant is broken. For tests, after every step.
+    pub fn check_consistency(&self) {
+        self.timers.check_consistency();
+        self.grants.check_consistency(&self.longs);
+        let mut placing = 0;
+        for (slot, stream) in self.receive.iter() {
+            stream.check_consistency();
+            assert_eq!(self.receive_index.get(&stream.key), Some(&slot));
+            for (index, incoming) in stream.messages.iter().enumerate() {
+                if let receive_stream::Kind::Placing(row) = incoming.kind {
+                    let long = self.longs.get(row);
+                    let names = long.map(|long| (long.stream, long.number));
+                    assert_eq!(names, Some((slot, stream.base.wrapping_add(index as u32))));
+                    placing += 1;
+                }
+            }
+        }
+        assert_eq!(
+            self.longs.len(),
+            placing,
+            "a long message without its stream"
+        );
+        for (slot, stream) in self.send.iter() {
+            stream.check_consistency();
+            assert_eq!(self.send_index.get(&stream.key), Some(&slot));
+        }
+        for (slot, entry) in self.peers.iter() {
+            assert_eq!(self.peer_index.get(&entry.id), Some(&slot));
+            let mine = |s: &&(u32, &ReceiveStream)| s.1.peer == slot;
+            let count: usize = self
+                .receive
+                .iter()
+                .filter(|s| mine(&s))
+                .map(|(_, s)| s.messages.len())
+                .sum();
+            assert_eq!(entry.placing as usize, count, "placing");
+            assert!(entry.incarnation == 0 || truncate(entry.incarnation) != 0);
+        }
+    }
 }

@@ -1,0 +1,382 @@
+//! What receivers answer: ACK, NACK, READY, CTS, MSGEND, MSGDROP, NULL-ACK, PORT-CLOSED, CLOSED, REFUSED, RESUME.
+//!
+//! Problem: an answer may be late, doubled, from another epoch, or nonsense. ParaStation2 Table 1's rows for ACK and NACK (000),
+//! Tam's Stall on the sending side (003), RMPP's CTS and MSGDROP (001), PROTOCOL *Streams*, *Statuses*.
+//!
+//! Idea: an answer is believed if it names our stream's current epoch and a number that was transmitted; everything else is
+//! counted and ignored. ACK < base is old; base < ACK ≤ high settles; ACK > high is a violation (with cumulative acknowledgement
+//! nothing else explains it). NACK is a fast retransmit, at most once per number and round trip.
+//!
+//! Why REFUSED is safe: it is sent only where there is no record of the epoch. A record is opened before anything of an epoch is
+//! committed and freed only after our CLOSE (which we send when nothing is outstanding, after which the epoch is not used) or
+//! after a later epoch of ours took its place. So before the epoch's first acknowledgement, REFUSED of the *current* epoch proves
+//! that nothing outstanding was delivered, and the floor keeps late copies out for ever. After it, no correct receiver says
+//! REFUSED; if one does, what was transmitted ends as MaybeDelivered.
+
+use super::Endpoint;
+use super::send_stream::MessageState;
+use super::timers::Owner;
+use super::{NACK_CORRUPT, NACK_GAP, NACK_NO_BUFFER};
+use crate::host::{Host, Reason, SendStatus};
+use crate::ident::{Nanos, serial_lt};
+use crate::wire::Chunk;
+use crate::wire::chunk::{MAX_RANGES, Range};
+
+/// A reason from the wire.
+fn drop_reason(reason: u8) -> Reason {
+    match reason {
+        r if r == Reason::PortClosed as u8 => Reason::PortClosed,
+        r if r == Reason::NoResources as u8 => Reason::NoResources,
+        _ => Reason::TooLong,
+    }
+}
+
+impl Endpoint {
+    pub(super) fn on_answer<H: Host>(
+        &mut self,
+        now: Nanos,
+        peer: u32,
+        chunk: &Chunk<'_>,
+        host: &mut H,
+    ) {
+        let (Chunk::Cts { stream, .. }
+        | Chunk::MsgEnd { stream, .. }
+        | Chunk::Ack { stream, .. }
+        | Chunk::Nack { stream, .. }
+        | Chunk::Ready { stream, .. }
+        | Chunk::MsgDrop { stream, .. }
+        | Chunk::NullAck { stream, .. }
+        | Chunk::PortClosed { stream, .. }
+        | Chunk::Closed { stream }
+        | Chunk::Refused { stream }
+        | Chunk::Resume { stream, .. }) = chunk
+        else {
+            self.counters.protocol_violations += 1;
+            return;
+        };
+        let Some(&slot) = self
+            .key_of(peer, stream, true)
+            .and_then(|key| self.send_index.get(&key))
+        else {
+            self.counters.stale_epochs += 1;
+            return;
+        };
+        let Some(entry) = self.send.get(slot) else {
+            return;
+        };
+        if entry.epoch != stream.epoch || entry.peer != peer {
+            self.counters.stale_epochs += 1;
+            return;
+        }
+        match *chunk {
+            Chunk::Ack { base, .. } => self.on_ack(now, slot, base, host),
+            Chunk::Resume { base, .. } => self.on_ack(now, slot, base, host),
+            Chunk::Nack {
+                expected, reason, ..
+            } => self.on_nack(now, slot, expected, reason),
+            Chunk::Ready { number, .. } => self.on_ready(now, slot, number),
+            Chunk::Cts {
+                number,
+                granted,
+                ref missing,
+                missing_len,
+                ..
+            } => self.on_cts(now, slot, number, granted, missing, missing_len),
+            Chunk::MsgEnd { number, .. } => {
+                self.on_outcome(now, slot, number, SendStatus::Delivered, host)
+            }
+            Chunk::MsgDrop { number, reason, .. } => {
+                let status = SendStatus::NotDelivered(drop_reason(reason));
+                self.on_outcome(now, slot, number, status, host);
+            }
+            Chunk::NullAck {
+                number, delivered, ..
+            } => self.on_null_ack(now, slot, number, delivered, host),
+            Chunk::PortClosed { base, .. } => self.on_port_closed(now, slot, base, host),
+            Chunk::Closed { .. } => self.on_closed(slot, host),
+            Chunk::Refused { .. } => self.on_refused(now, slot, host),
+            _ => {}
+        }
+    }
+
+    /// Every number before `base` is committed.
+    fn on_ack<H: Host>(&mut self, now: Nanos, slot: u32, base: u32, host: &mut H) {
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        if serial_lt(stream.high, base) {
+            self.counters.protocol_violations += 1; // ACK > expected
+            return;
+        }
+        stream.established = true;
+        if serial_lt(stream.base, base) {
+            self.settle_before(now, slot, base, host);
+        }
+    }
+
+    /// The receiver waits for `expected`, or has no buffer for it.
+    fn on_nack(&mut self, now: Nanos, slot: u32, expected: u32, reason: u8) {
+        self.counters.nacks_received += 1;
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        if serial_lt(stream.high, expected) {
+            self.counters.protocol_violations += 1;
+            return;
+        }
+        if serial_lt(expected, stream.base) {
+            // We settled it, the receiver did not: its engine was replaced after it told us of a drop, or a hole of ours was
+            // lost with our predecessor. Never something delivered, which it would have committed. Or the NACK is merely old:
+            // then NULL is answered by an acknowledgement.
+            stream.filler = Some(expected);
+            self.queue_sender_control(slot);
+            return;
+        }
+        let peer = stream.peer;
+        let Some(entry) = self.peers.get(peer) else {
+            return;
+        };
+        let policy = &self.config.policy;
+        match reason {
+            NACK_GAP | NACK_CORRUPT => {
+                if stream.go_back_once(now, expected, entry.rtt.repeat(policy)) {
+                    stream.stalled = true;
+                    stream.timer = now.saturating_add(entry.rtt.rto(policy, stream.backoff));
+                    self.rearm(now, slot);
+                    self.activate(now, slot);
+                }
+            }
+            NACK_NO_BUFFER => {
+                if serial_lt(expected, stream.cursor) || stream.cursor == expected {
+                    stream.go_back(expected);
+                    stream.not_ready = true;
+                    stream.timer = now.saturating_add(entry.rtt.rto(policy, stream.backoff));
+                    self.rearm(now, slot);
+                }
+            }
+            _ => self.counters.protocol_violations += 1,
+        }
+    }
+
+    /// There is a buffer for `number`, which the receiver does not have yet.
+    fn on_ready(&mut self, now: Nanos, slot: u32, number: u32) {
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        let old = serial_lt(number, stream.base);
+        if old || serial_lt(stream.high, number) {
+            self.counters.protocol_violations += u64::from(!old);
+            return;
+        }
+        let Some(entry) = self.peers.get(stream.peer) else {
+            return;
+        };
+        stream.not_ready = false;
+        stream.backoff = 0;
+        stream.go_back_once(now, number, entry.rtt.repeat(&self.config.policy));
+        stream.timer = now.saturating_add(entry.rtt.rto(&self.config.policy, 0));
+        self.rearm(now, slot);
+        self.activate(now, slot);
+    }
+
+    /// A grant, and what to send again.
+    fn on_cts(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        number: u32,
+        granted: u32,
+        missing: &[Range; MAX_RANGES],
+        len: u8,
+    ) {
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        stream.established = true;
+        if !serial_lt(number, stream.cursor) {
+            return; // of an acceptance that a go-back made void
+        }
+        let Some(index) = stream.index(number) else {
+            return;
+        };
+        let Some(message) = stream.queue.get_mut(index) else {
+            return;
+        };
+        if !message.long || message.state != MessageState::Live || granted > message.request.len {
+            self.counters.protocol_violations += u64::from(granted > message.request.len);
+            return;
+        }
+        message.granted = message.granted.max(granted);
+        let sent = message.sent;
+        stream.resend.retain(|&(n, _)| n != number);
+        for range in missing.iter().take(usize::from(len)) {
+            let range = Range {
+                from: range.from,
+                to: range.to.min(sent),
+            };
+            if range.from < range.to {
+                stream.resend_range(number, range);
+            }
+        }
+        let Some(entry) = self.peers.get_mut(stream.peer) else {
+            return;
+        };
+        if let Some((timed, at)) = stream.timed
+            && timed == number
+        {
+            entry.rtt.sample(now.saturating_sub(at));
+            stream.timed = None;
+        }
+        stream.backoff = 0;
+        stream.timer = now.saturating_add(entry.rtt.rto(&self.config.policy, 0));
+        self.rearm(now, slot);
+        self.activate(now, slot);
+    }
+
+    /// MSGEND or MSGDROP: one message ended.
+    fn on_outcome<H: Host>(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        number: u32,
+        status: SendStatus,
+        host: &mut H,
+    ) {
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        if !serial_lt(number, stream.high) {
+            self.counters.protocol_violations += 1;
+            return;
+        }
+        stream.established = true;
+        if !matches!(status, SendStatus::Delivered) {
+            stream.confirm(number);
+            self.queue_sender_control(slot);
+        }
+        let index = self.send.get(slot).and_then(|stream| stream.index(number));
+        if let Some(index) = index {
+            self.settle(now, slot, index, status, host);
+        }
+    }
+
+    /// What became of a number we gave up.
+    fn on_null_ack<H: Host>(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        number: u32,
+        delivered: bool,
+        host: &mut H,
+    ) {
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        if !serial_lt(number, stream.high) {
+            self.counters.protocol_violations += 1;
+            return;
+        }
+        stream.established = true;
+        if !delivered {
+            stream.confirm(number);
+            self.queue_sender_control(slot);
+        }
+        let Some(stream) = self.send.get(slot) else {
+            return;
+        };
+        let Some(index) = stream.index(number) else {
+            return;
+        };
+        let reason = match stream.queue.get(index).map(|message| message.state) {
+            Some(MessageState::Null(reason)) => reason,
+            // A cancel that died with our predecessor.
+            _ => Reason::Cancelled,
+        };
+        let status = if delivered {
+            SendStatus::Delivered
+        } else {
+            SendStatus::NotDelivered(reason)
+        };
+        self.settle(now, slot, index, status, host);
+    }
+
+    /// The port is closed: before `base` delivered, from it on never.
+    fn on_port_closed<H: Host>(&mut self, now: Nanos, slot: u32, base: u32, host: &mut H) {
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        if serial_lt(stream.high, base) {
+            self.counters.protocol_violations += 1;
+            return;
+        }
+        if serial_lt(stream.base, base) {
+            self.settle_before(now, slot, base, host);
+            // Given up, committed, and nobody will answer NULL any more.
+            while let Some(stream) = self.send.get(slot)
+                && serial_lt(stream.base, base)
+                && let Some(MessageState::Null(reason)) =
+                    stream.queue.front().map(|message| message.state)
+            {
+                self.settle(now, slot, 0, SendStatus::MaybeDelivered(reason), host);
+            }
+        }
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        if !stream.queue.is_empty() {
+            stream.paused = true;
+        }
+        self.end_untransmitted(now, slot, Reason::PortClosed, host);
+    }
+
+    /// The receiver forgot the stream, as we asked.
+    fn on_closed<H: Host>(&mut self, slot: u32, host: &mut H) {
+        if self.send.get(slot).is_some_and(|stream| stream.closing) {
+            self.remove_send_stream(slot, host);
+        }
+    }
+
+    /// Frees an idle stream's record and forgets it.
+    pub(super) fn remove_send_stream<H: Host>(&mut self, slot: u32, host: &mut H) {
+        let Some(stream) = self.send.remove(slot) else {
+            return;
+        };
+        self.send_index.remove(&stream.key);
+        self.timers.cancel(Owner::Send(slot));
+        if let Some(record) = stream.record {
+            host.free_send_record(record);
+        }
+    }
+
+    /// No record of this epoch; see the module's text.
+    fn on_refused<H: Host>(&mut self, now: Nanos, slot: u32, host: &mut H) {
+        let Some(stream) = self.send.get(slot) else {
+            return;
+        };
+        if stream.closing {
+            return self.on_closed(slot, host);
+        }
+        if stream.established {
+            self.settle_transmitted(now, slot, Reason::PeerRestarted, host);
+        }
+        self.reopen(slot, host);
+        self.activate(now, slot);
+    }
+
+    /// Keeps the retransmission timer in step with what is outstanding, and the heap with the timer.
+    pub(super) fn rearm(&mut self, now: Nanos, slot: u32) {
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        let Some(entry) = self.peers.get(stream.peer) else {
+            return;
+        };
+        if !stream.outstanding() && !stream.not_ready && !stream.starved && !stream.closing {
+            stream.timer = Nanos::MAX;
+        } else if stream.timer == Nanos::MAX {
+            stream.timer = now.saturating_add(entry.rtt.rto(&self.config.policy, stream.backoff));
+        }
+        let wake = stream.next_wake();
+        self.timers.arm(Owner::Send(slot), wake);
+    }
+}

@@ -1,0 +1,636 @@
+//! First chunks: EAGER, RTS, NULL, PROBE, and CLOSE. Table 1, commits, acknowledgements.
+//!
+//! Problem, spec and idea: see `receive_stream`. ParaStation2 Table 1 for DATA, applied to the first chunk of a message:
+//!
+//! | number | EAGER, RTS | NULL | PROBE |
+//! |---|---|---|---|
+//! | < base | acknowledge again | NULL-ACK | answer the state |
+//! | < arrival | acknowledge, grants again | the message is taken back, its number stays | answer the state |
+//! | = arrival | accept if a buffer can be claimed, else one NACK (no buffer) | accept | READY, or NACK (no buffer) |
+//! | > arrival | one NACK (gap), then silence | same | NACK (gap), always |
+//!
+//! A stream opens with the first chunk that carries START. Its base is the oldest number the sender has not settled, so any
+//! message may open it. Below the peer's floor, or without START, the answer is REFUSED; to a port that is not open it is
+//! PORT-CLOSED, after the floor was raised past the epoch, so that a late copy cannot open the stream when the port does.
+//!
+//! Invariants: a buffer is claimed before anything is placed, and every claimed buffer is in `messages` or released; commits only
+//! in [`Endpoint::commit_ready`].
+
+use super::Endpoint;
+use super::peer::Reply;
+use super::receive_stream::{Incoming, Kind, NULLED_MAX, ReceiveStream};
+use super::timers::Owner;
+use super::{NACK_CORRUPT, NACK_GAP, NACK_NO_BUFFER};
+use crate::host::{Delivery, Host, NoBuffer, Reason};
+use crate::ident::{BufferId, Nanos, Priority, StreamKey, serial_lt};
+use crate::policy::Ack;
+use crate::wire::{Chunk, PayloadView, StreamRef, crc32c_combine};
+
+/// What a first chunk is.
+#[derive(Clone, Copy)]
+pub(super) enum First {
+    Message { total: u32, tag: u64 },
+    Null,
+    Probe { total: u32 },
+}
+
+impl Endpoint {
+    /// A chunk from a stream's sender.
+    pub(super) fn on_message_chunk<H: Host>(
+        &mut self,
+        now: Nanos,
+        peer: u32,
+        chunk: &Chunk<'_>,
+        view: &PayloadView<'_>,
+        host: &mut H,
+    ) {
+        let (first, stream, start, number) = match *chunk {
+            Chunk::Eager {
+                stream,
+                start,
+                number,
+                tag,
+                payload,
+            } => {
+                let total = u32::from(payload.len);
+                (First::Message { total, tag }, stream, start, number)
+            }
+            Chunk::Rts {
+                stream,
+                start,
+                number,
+                tag,
+                total,
+                ..
+            } => (First::Message { total, tag }, stream, start, number),
+            Chunk::Null {
+                stream,
+                start,
+                number,
+            } => (First::Null, stream, start, number),
+            Chunk::Probe {
+                stream,
+                start,
+                number,
+                total,
+            } => (First::Probe { total }, stream, start, number),
+            Chunk::Data {
+                stream,
+                number,
+                offset,
+                ..
+            } => return self.on_data(now, peer, &stream, number, offset, view, host),
+            Chunk::DropConfirm { stream, number } => {
+                return self.on_drop_confirm(now, peer, &stream, number, host);
+            }
+            Chunk::Close { stream, .. } => return self.on_close(peer, &stream, host),
+            _ => return,
+        };
+        let Some(key) = self.key_of(peer, &stream, false) else {
+            self.counters.protocol_violations += 1;
+            return;
+        };
+        let Some(slot) = self.stream_for(peer, key, &stream, start, number, host) else {
+            return;
+        };
+        let Some(entry) = self.receive.get_mut(slot) else {
+            return;
+        };
+        if entry.closed {
+            // Only when no NULL waits for its confirmation: `base` must say *delivered*.
+            entry.due.nulled = entry.nulled_len > 0;
+            entry.due.port_closed = entry.nulled_len == 0;
+            return self.queue_control(slot);
+        }
+        if serial_lt(entry.arrival, number) {
+            let probe = matches!(first, First::Probe { .. });
+            self.counters.out_of_order += 1;
+            if !entry.stalled || probe {
+                entry.stalled = true;
+                entry.due.nack = Some(NACK_GAP);
+                self.queue_control(slot);
+            }
+        } else if serial_lt(number, entry.arrival) {
+            self.first_again(now, slot, number, first, host);
+        } else {
+            self.first_in_order(now, slot, first, view, host);
+        }
+        if let First::Probe { .. } = first {
+            self.tell_state(slot);
+        }
+    }
+
+    /// The receiving stream a first chunk belongs to; opened if START allows it.
+    fn stream_for<H: Host>(
+        &mut self,
+        peer: u32,
+        key: StreamKey,
+        stream: &StreamRef,
+        start: Option<u32>,
+        number: u32,
+        host: &mut H,
+    ) -> Option<u32> {
+        let known = self.receive_index.get(&key).copied();
+        if let Some(slot) = known {
+            let epoch = self.receive.get(slot)?.epoch;
+            if epoch == stream.epoch {
+                return self.attach_receiving(slot, peer, host).then_some(slot);
+            }
+            if serial_lt(stream.epoch, epoch) {
+                self.counters.stale_epochs += 1;
+                return None;
+            }
+        }
+        let entry = self.peers.get(peer)?;
+        let below_floor = serial_lt(stream.epoch, entry.floor);
+        let open = self
+            .open_ports
+            .get(usize::from(key.local.0))
+            .copied()
+            .unwrap_or(false);
+        let Some(base) = start.filter(|_| !below_floor || !open) else {
+            self.counters.streams_refused += 1;
+            self.reply(peer, Reply::Refused(*stream));
+            return None;
+        };
+        if serial_lt(number, base) {
+            self.counters.protocol_violations += 1;
+            return None;
+        }
+        if !open {
+            // Also replaces an older epoch's record; nothing of the new one was delivered.
+            if self.forget_epoch(peer, known, stream.epoch.wrapping_add(1), host) {
+                self.reply(peer, Reply::PortClosed(*stream, base));
+            }
+            return None;
+        }
+        if let Some(old) = known {
+            let past = self.receive.get(old)?.epoch.wrapping_add(1);
+            if !self.forget_epoch(peer, known, past, host) {
+                return None;
+            }
+        }
+        let incarnation = self.peers.get(peer)?.incarnation;
+        let Ok(record) = host.open_receive_record(key, incarnation, stream.epoch, base) else {
+            self.counters.tables_full += 1;
+            self.reply(peer, Reply::NoBuffer(*stream, base));
+            return None;
+        };
+        let entry = ReceiveStream::new(key, peer, incarnation, record, stream.epoch, base);
+        let slot = self.receive.insert(entry);
+        self.receive_index.insert(key, slot);
+        self.counters.streams_opened += 1;
+        Some(slot)
+    }
+
+    /// Raises the peer's durable floor, then frees the record. False if the floor could not be stored.
+    fn forget_epoch<H: Host>(
+        &mut self,
+        peer: u32,
+        slot: Option<u32>,
+        floor: u32,
+        host: &mut H,
+    ) -> bool {
+        let Some(entry) = self.peers.get_mut(peer) else {
+            return false;
+        };
+        if serial_lt(entry.floor, floor) {
+            if host.store_peer(entry.id, entry.incarnation, floor).is_err() {
+                self.counters.tables_full += 1;
+                return false;
+            }
+            entry.floor = floor;
+        }
+        if let Some(slot) = slot {
+            self.drop_receive_stream(slot, host);
+        }
+        true
+    }
+
+    /// A number that came before.
+    fn first_again<H: Host>(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        number: u32,
+        first: First,
+        host: &mut H,
+    ) {
+        let Some(stream) = self.receive.get_mut(slot) else {
+            return;
+        };
+        if matches!(first, First::Message { .. }) {
+            self.counters.duplicates += 1;
+        }
+        stream.due.ack = true;
+        stream.due.nulled |= stream.nulled_len > 0;
+        match stream.index(number) {
+            Some(index) => {
+                if let First::Null = first {
+                    self.take_back(now, slot, index, host);
+                } else if let Some(Kind::Placing(row)) = stream.messages.get(index).map(|m| m.kind)
+                    && let Some(long) = self.longs.get_mut(row)
+                {
+                    long.cts = Some(true);
+                    stream.due.grants = true;
+                }
+                if let Some(stream) = self.receive.get_mut(slot) {
+                    stream.due.drops = true;
+                }
+            }
+            None => {
+                // An earlier engine's NULL or delivery cannot be told apart: then only the acknowledgement is certain.
+                let certain = !serial_lt(number, stream.history) && !stream.is_nulled(number);
+                if matches!(first, First::Null) && certain {
+                    stream.due.null_delivered = Some(number);
+                }
+            }
+        }
+        self.queue_control(slot);
+    }
+
+    /// NULL for a message that was accepted and not committed: it keeps its place, not its buffer. One that is whole only waits
+    /// for its turn; it will be delivered, and the sender will hear so.
+    fn take_back<H: Host>(&mut self, now: Nanos, slot: u32, index: usize, host: &mut H) {
+        let kind = self
+            .receive
+            .get(slot)
+            .and_then(|s| Some(s.messages.get(index)?.kind));
+        if let Some(Kind::Placing(row)) = kind {
+            self.drop_long(row, host);
+            if let Some(incoming) = self
+                .receive
+                .get_mut(slot)
+                .and_then(|s| s.messages.get_mut(index))
+            {
+                incoming.kind = Kind::Null;
+            }
+            self.commit_ready(now, slot, host);
+        }
+    }
+
+    /// The number that is next.
+    fn first_in_order<H: Host>(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        first: First,
+        view: &PayloadView<'_>,
+        host: &mut H,
+    ) {
+        let window = self.config.policy.window_messages as usize;
+        let Some(stream) = self.receive.get_mut(slot) else {
+            return;
+        };
+        if stream.messages.len() >= window && !matches!(first, First::Probe { .. }) {
+            self.counters.protocol_violations += 1;
+            return;
+        }
+        let key = stream.key;
+        let unconfirmed = |m: &Incoming| {
+            matches!(
+                m.kind,
+                Kind::Drop {
+                    confirmed: false,
+                    ..
+                }
+            )
+        };
+        if stream.messages.iter().any(unconfirmed) {
+            // Nobody confirmed it yet: it is told again with whatever follows.
+            stream.due.drops = true;
+            self.queue_control(slot);
+        }
+        match first {
+            First::Message { total, tag } => self.accept_message(now, slot, total, tag, view, host),
+            First::Null => {
+                self.push(now, slot, Kind::Null, 0, 0);
+                self.commit_ready(now, slot, host);
+            }
+            First::Probe { total } => {
+                let claimed = host.claim(key.local, key.priority, total);
+                let Some(stream) = self.receive.get_mut(slot) else {
+                    return;
+                };
+                stream.due.nack = (claimed == Err(NoBuffer::NotNow)).then_some(NACK_NO_BUFFER);
+                // If it is too long or the port is gone, the message itself will be told so.
+                stream.due.ready = claimed != Err(NoBuffer::NotNow);
+                match claimed {
+                    Ok(buffer) => host.release(buffer),
+                    Err(NoBuffer::NotNow) => self.wait_for_token(slot),
+                    Err(NoBuffer::TooLong | NoBuffer::PortClosed) => {}
+                }
+                self.queue_control(slot);
+            }
+        }
+    }
+
+    fn accept_message<H: Host>(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        total: u32,
+        tag: u64,
+        view: &PayloadView<'_>,
+        host: &mut H,
+    ) {
+        let Some(stream) = self.receive.get(slot) else {
+            return;
+        };
+        let key = stream.key;
+        let in_order = stream.messages.is_empty() && !stream.no_buffer;
+        let mut claimed = host.claim(key.local, key.priority, total);
+        if in_order && claimed == Err(NoBuffer::NotNow) && self.take_token_back(slot, host) {
+            claimed = host.claim(key.local, key.priority, total);
+        }
+        let buffer = match claimed {
+            Ok(buffer) => buffer,
+            Err(NoBuffer::NotNow) => {
+                self.counters.no_buffer += 1;
+                let Some(stream) = self.receive.get_mut(slot) else {
+                    return;
+                };
+                if !stream.no_buffer {
+                    stream.no_buffer = true;
+                    stream.due.nack = Some(NACK_NO_BUFFER);
+                    self.queue_control(slot);
+                }
+                return self.wait_for_token(slot);
+            }
+            Err(NoBuffer::TooLong) => {
+                let reason = Reason::TooLong;
+                self.push(
+                    now,
+                    slot,
+                    Kind::Drop {
+                        reason,
+                        confirmed: false,
+                    },
+                    total,
+                    tag,
+                );
+                if let Some(stream) = self.receive.get_mut(slot) {
+                    stream.due.drops = true;
+                }
+                return self.queue_control(slot);
+            }
+            Err(NoBuffer::PortClosed) => return self.close_receive_stream(slot, host),
+        };
+        let whole = view.len() as u32 == total;
+        match self.place(buffer, 0, view, host) {
+            Some(true) if whole => {
+                self.push(now, slot, Kind::Whole(buffer), total, tag);
+                self.commit_ready(now, slot, host);
+            }
+            Some(matched) if !whole => {
+                let first_bytes = view.len() as u32;
+                self.push_long(now, slot, buffer, total, tag, first_bytes, matched);
+            }
+            matched => {
+                host.release(buffer);
+                let Some(stream) = self.receive.get_mut(slot) else {
+                    return;
+                };
+                if matched.is_some() && !stream.stalled {
+                    stream.stalled = true;
+                    stream.due.nack = Some(NACK_CORRUPT);
+                    self.queue_control(slot);
+                }
+            }
+        }
+        self.wake_waiting(key.local, 1);
+    }
+
+    /// Writes a payload into a buffer while its checksum is computed. `Some(true)`: it matched; `None`: the memory is gone.
+    pub(super) fn place<H: Host>(
+        &mut self,
+        buffer: BufferId,
+        offset: u32,
+        view: &PayloadView<'_>,
+        host: &mut H,
+    ) -> Option<bool> {
+        let (mut at, mut crc) = (offset, 0);
+        for part in view.parts() {
+            let Ok(written) = host.write_payload(buffer, at, part) else {
+                self.counters.memory_faults += 1;
+                return None;
+            };
+            crc = if at == offset {
+                written
+            } else {
+                crc32c_combine(crc, written, part.len() as u32)
+            };
+            at += part.len() as u32;
+        }
+        let matched = view.is_empty() || crc == view.crc();
+        self.counters.payloads_corrupt += u64::from(!matched);
+        Some(matched)
+    }
+
+    /// Accepts the number `arrival` as `kind`.
+    pub(super) fn push(&mut self, now: Nanos, slot: u32, kind: Kind, len: u32, tag: u64) {
+        self.age += 1;
+        let age = self.age;
+        let silent = now.saturating_add(self.unreachable_after());
+        let Some(stream) = self.receive.get_mut(slot) else {
+            return;
+        };
+        stream.accept(Incoming {
+            kind,
+            len,
+            tag,
+            age,
+        });
+        let peer = stream.peer;
+        if let Some(entry) = self.peers.get_mut(peer) {
+            if !matches!(kind, Kind::Whole(_)) {
+                self.timers.arm(Owner::Peer(peer), silent);
+            }
+            entry.placing += 1;
+        }
+    }
+
+    /// Commits what is complete, in order, and acknowledges it. The only place where `base` moves.
+    pub(super) fn commit_ready<H: Host>(&mut self, now: Nanos, slot: u32, host: &mut H) {
+        let (mut committed, mut long_end) = (0, false);
+        while let Some(stream) = self.receive.get_mut(slot)
+            && let Some(&incoming) = stream.messages.front()
+        {
+            let number = stream.base;
+            let base = number.wrapping_add(1);
+            match incoming.kind {
+                Kind::Placing(_)
+                | Kind::Drop {
+                    confirmed: false, ..
+                } => break,
+                // Until the sender confirmed older ones (they are told again with every answer).
+                Kind::Null if stream.nulled_len == NULLED_MAX => break,
+                Kind::Whole(buffer) => {
+                    let delivery = Delivery {
+                        buffer,
+                        stream: stream.key,
+                        record: stream.record,
+                        epoch: stream.epoch,
+                        number,
+                        len: incoming.len,
+                        tag: incoming.tag,
+                    };
+                    if host.commit(&delivery).is_err() {
+                        self.counters.memory_faults += 1;
+                        return self.close_receive_stream(slot, host);
+                    }
+                    self.counters.messages_delivered += 1;
+                    self.counters.bytes_delivered += u64::from(incoming.len);
+                    if incoming.len > u32::from(self.config.max_frame) {
+                        stream.due.msg_end = Some(number);
+                        long_end = true;
+                    }
+                }
+                Kind::Null => {
+                    host.commit_base(stream.record, stream.epoch, base);
+                    stream.nulled[stream.nulled_len] = number;
+                    stream.nulled_len += 1;
+                    stream.due.nulled = true;
+                    long_end = true;
+                }
+                Kind::Drop { .. } => {
+                    host.commit_base(stream.record, stream.epoch, base);
+                    long_end = true;
+                }
+            }
+            stream.messages.pop_front();
+            stream.base = base;
+            let peer = stream.peer;
+            if let Some(entry) = self.peers.get_mut(peer) {
+                entry.placing = entry.placing.saturating_sub(1);
+            }
+            committed += 1;
+        }
+        if committed > 0 {
+            self.acknowledge(now, slot, committed, long_end);
+        }
+    }
+
+    /// Immediate, delayed or piggybacked acknowledgement (Tam): any frame to the peer takes it along.
+    fn acknowledge(&mut self, now: Nanos, slot: u32, committed: u32, urgent: bool) {
+        let policy = &self.config.policy;
+        let at_once = (policy.window_messages / 4).clamp(1, 16);
+        let Some(stream) = self.receive.get_mut(slot) else {
+            return;
+        };
+        stream.due.ack = true;
+        let peer = stream.peer;
+        let Some(entry) = self.peers.get_mut(peer) else {
+            return;
+        };
+        if !stream.in_control {
+            stream.in_control = true;
+            entry.control.push_back(slot);
+        }
+        entry.acks_pending += committed;
+        match policy.ack {
+            Ack::Delayed { delay_us } if !urgent && entry.acks_pending < at_once => {
+                if entry.ack_due == Nanos::MAX {
+                    entry.ack_due = now.saturating_add(Nanos::from(delay_us) * 1_000);
+                    self.timers.arm(Owner::Peer(peer), entry.ack_due);
+                }
+            }
+            Ack::Immediate | Ack::Delayed { .. } => self.mark_ready(peer, Priority::High),
+        }
+    }
+
+    /// The stream has chunks to send at once.
+    pub(super) fn queue_control(&mut self, slot: u32) {
+        let Some(stream) = self.receive.get_mut(slot) else {
+            return;
+        };
+        let peer = stream.peer;
+        if let Some(entry) = self.peers.get_mut(peer) {
+            if !stream.in_control {
+                stream.in_control = true;
+                entry.control.push_back(slot);
+            }
+            self.mark_ready(peer, Priority::High);
+        }
+    }
+
+    /// Everything the receiver knows, in answer to a PROBE.
+    fn tell_state(&mut self, slot: u32) {
+        let Some(stream) = self.receive.get_mut(slot) else {
+            return;
+        };
+        stream.due.ack = true;
+        stream.due.drops = true;
+        stream.due.nulled |= stream.nulled_len > 0;
+        for incoming in &stream.messages {
+            if let Kind::Placing(row) = incoming.kind
+                && let Some(long) = self.longs.get_mut(row)
+            {
+                long.cts = Some(true);
+                stream.due.grants = true;
+            }
+        }
+        self.queue_control(slot);
+    }
+
+    fn on_drop_confirm<H: Host>(
+        &mut self,
+        now: Nanos,
+        peer: u32,
+        stream: &StreamRef,
+        number: u32,
+        host: &mut H,
+    ) {
+        let Some(slot) = self.current(peer, stream) else {
+            return;
+        };
+        let Some(entry) = self.receive.get_mut(slot) else {
+            return;
+        };
+        let mut news = entry.confirm_nulled(number);
+        if let Some(index) = entry.index(number)
+            && let Some(incoming) = entry.messages.get_mut(index)
+            && let Kind::Drop { confirmed, .. } = &mut incoming.kind
+        {
+            news |= !*confirmed;
+            *confirmed = true;
+        }
+        if news {
+            (entry.due.ack, entry.due.drops) = (true, true);
+            self.commit_ready(now, slot, host);
+            self.queue_control(slot);
+        }
+    }
+
+    /// The sender ends the epoch: forget it, once late copies of it are refused for ever.
+    fn on_close<H: Host>(&mut self, peer: u32, stream: &StreamRef, host: &mut H) {
+        let Some(key) = self.key_of(peer, stream, false) else {
+            self.counters.protocol_violations += 1;
+            return;
+        };
+        let known = self.receive_index.get(&key).copied();
+        let known = known.filter(|&slot| {
+            self.receive
+                .get(slot)
+                .is_some_and(|s| !serial_lt(stream.epoch, s.epoch))
+        });
+        if self.forget_epoch(peer, known, stream.epoch.wrapping_add(1), host) {
+            self.reply(peer, Reply::Closed(*stream));
+        }
+    }
+
+    /// The slot of a stream whose current epoch the chunk names.
+    pub(super) fn current(&mut self, peer: u32, stream: &StreamRef) -> Option<u32> {
+        let slot = self
+            .key_of(peer, stream, false)
+            .and_then(|key| self.receive_index.get(&key).copied());
+        let fits = |slot: &u32| {
+            self.receive
+                .get(*slot)
+                .is_some_and(|s| s.epoch == stream.epoch && s.peer == peer && !s.closed)
+        };
+        let found = slot.filter(fits);
+        self.counters.stale_epochs += u64::from(found.is_none());
+        found
+    }
+}

@@ -1,0 +1,266 @@
+//! Control chunks: what a stream's end owes the other, written from its due flags.
+//!
+//! Idea: an answer is a flag on the stream, not a queued chunk, so answering twice costs nothing, memory is bounded, and what goes
+//! out is the state at the time of sending (an acknowledgement is read from the committed base, never from what once was). A frame
+//! that is full leaves the remaining flags for the next one.
+
+use super::counters::Counters;
+use super::long_message::LongMessage;
+use super::receive_stream::{Incoming, Kind, ReceiveStream};
+use super::send_stream::{MessageState, SendStream};
+use super::slab::Slab;
+use crate::wire::{Chunk, FrameWriter, Full};
+
+/// MSGDROPs of one stream in a frame.
+const DROPS_AT_ONCE: usize = 8;
+
+/// Writes a chunk and counts it.
+pub(super) fn push(
+    w: &mut FrameWriter<'_>,
+    counters: &mut Counters,
+    chunk: &Chunk<'_>,
+) -> Result<usize, Full> {
+    let index = w.push(chunk)?;
+    counters.chunks_sent += 1;
+    Ok(index)
+}
+
+/// Everything a receiving stream owes its sender. `Err`: the frame is full and some of it is left.
+pub(super) fn receiver_chunks(
+    stream: &mut ReceiveStream,
+    longs: &mut Slab<LongMessage>,
+    w: &mut FrameWriter<'_>,
+    counters: &mut Counters,
+) -> Result<(), Full> {
+    let name = stream.wire();
+    if stream.due.resume {
+        let base = stream.ack_base();
+        push(w, counters, &Chunk::Resume { stream: name, base })?;
+        (stream.due.resume, stream.due.ack) = (false, false);
+    }
+    if stream.due.ack {
+        let base = stream.ack_base();
+        push(w, counters, &Chunk::Ack { stream: name, base })?;
+        counters.acks_sent += 1;
+        stream.due.ack = false;
+    }
+    if stream.due.port_closed {
+        let base = stream.ack_base();
+        push(w, counters, &Chunk::PortClosed { stream: name, base })?;
+        stream.due.port_closed = false;
+    }
+    if let Some(number) = stream.due.null_delivered {
+        let delivered = true;
+        push(
+            w,
+            counters,
+            &Chunk::NullAck {
+                stream: name,
+                number,
+                delivered,
+            },
+        )?;
+        stream.due.null_delivered = None;
+    }
+    if stream.due.nulled {
+        for &number in &stream.nulled[..stream.nulled_len] {
+            let delivered = false;
+            push(
+                w,
+                counters,
+                &Chunk::NullAck {
+                    stream: name,
+                    number,
+                    delivered,
+                },
+            )?;
+        }
+        stream.due.nulled = false;
+    }
+    if stream.due.drops {
+        // A few at a time; each confirmation brings the next ones.
+        let unconfirmed = |(index, incoming): (usize, &Incoming)| match incoming.kind {
+            Kind::Drop {
+                reason,
+                confirmed: false,
+            } => Some((index, reason)),
+            _ => None,
+        };
+        for (index, reason) in stream
+            .messages
+            .iter()
+            .enumerate()
+            .filter_map(unconfirmed)
+            .take(DROPS_AT_ONCE)
+        {
+            let number = stream.base.wrapping_add(index as u32);
+            let reason = reason as u8;
+            push(
+                w,
+                counters,
+                &Chunk::MsgDrop {
+                    stream: name,
+                    number,
+                    reason,
+                },
+            )?;
+        }
+        stream.due.drops = false;
+    }
+    if let Some(reason) = stream.due.nack {
+        let expected = stream.arrival;
+        push(
+            w,
+            counters,
+            &Chunk::Nack {
+                stream: name,
+                expected,
+                reason,
+            },
+        )?;
+        counters.nacks_sent += 1;
+        stream.due.nack = None;
+    }
+    if stream.due.ready {
+        let number = stream.arrival;
+        push(
+            w,
+            counters,
+            &Chunk::Ready {
+                stream: name,
+                number,
+            },
+        )?;
+        stream.due.ready = false;
+    }
+    if let Some(number) = stream.due.msg_end {
+        push(
+            w,
+            counters,
+            &Chunk::MsgEnd {
+                stream: name,
+                number,
+            },
+        )?;
+        stream.due.msg_end = None;
+    }
+    if stream.due.grants {
+        for incoming in &stream.messages {
+            if let Kind::Placing(row) = incoming.kind
+                && let Some(long) = longs.get_mut(row)
+                && let Some(all) = long.cts
+            {
+                // Bytes above the highest one that came may still be under way, unless the sender asked.
+                let limit = if all { long.granted } else { long.ranges.end() };
+                let (missing, missing_len) = long.ranges.missing(limit);
+                let chunk = Chunk::Cts {
+                    stream: name,
+                    number: long.number,
+                    granted: long.granted,
+                    missing,
+                    missing_len,
+                };
+                push(w, counters, &chunk)?;
+                counters.grants_sent += 1;
+                long.cts = None;
+            }
+        }
+        stream.due.grants = false;
+    }
+    Ok(())
+}
+
+/// Everything a sending stream owes its receiver but messages. `Ok(true)`: an answer is expected.
+pub(super) fn sender_chunks(
+    stream: &mut SendStream,
+    w: &mut FrameWriter<'_>,
+    counters: &mut Counters,
+) -> Result<bool, Full> {
+    let name = stream.wire();
+    let mut asks = false;
+    while let Some(&number) = stream.confirms.front() {
+        push(
+            w,
+            counters,
+            &Chunk::DropConfirm {
+                stream: name,
+                number,
+            },
+        )?;
+        stream.confirms.pop_front();
+    }
+    if let Some(number) = stream.filler {
+        let start = None;
+        push(
+            w,
+            counters,
+            &Chunk::Null {
+                stream: name,
+                start,
+                number,
+            },
+        )?;
+        stream.filler = None;
+    }
+    if stream.nulls {
+        let (start, before) = (
+            stream.start(),
+            stream.cursor.wrapping_sub(stream.base) as usize,
+        );
+        // From the cursor on, NULL goes out in its turn.
+        for index in 0..before {
+            let number = stream.number(index);
+            let Some(message) = stream.queue.get_mut(index) else {
+                break;
+            };
+            if message.null_due && matches!(message.state, MessageState::Null(_)) {
+                push(
+                    w,
+                    counters,
+                    &Chunk::Null {
+                        stream: name,
+                        start,
+                        number,
+                    },
+                )?;
+                message.null_due = false;
+                message.null_tries = message.null_tries.saturating_add(1);
+                asks = true;
+            }
+        }
+        stream.nulls = false;
+    }
+    if stream.probe {
+        // The one that waits for a buffer, else the last one that went out: its receiver has all before it, or says what not.
+        let number = if stream.not_ready || stream.cursor == stream.base {
+            stream.cursor
+        } else {
+            stream.cursor.wrapping_sub(1)
+        };
+        let total = stream
+            .index(number)
+            .and_then(|index| stream.queue.get(index))
+            .map_or(0, |message| message.request.len);
+        let start = stream.start();
+        push(
+            w,
+            counters,
+            &Chunk::Probe {
+                stream: name,
+                start,
+                number,
+                total,
+            },
+        )?;
+        counters.probes_sent += 1;
+        stream.probe = false;
+        asks = true;
+    }
+    if stream.close {
+        let next = stream.next();
+        push(w, counters, &Chunk::Close { stream: name, next })?;
+        stream.close = false;
+        asks = true;
+    }
+    Ok(asks)
+}

@@ -1,0 +1,145 @@
+//! What happened, counted. One table yields the fields, their help, metrics and documentation.
+
+macro_rules! counters {
+    ($($(#[doc = $help:literal])+ $name:ident,)+) => {
+        /// What happened, counted since this engine started.
+        #[derive(Clone, Debug, Default)]
+        pub struct Counters { $($(#[doc = $help])+ pub $name: u64,)+ }
+
+        impl Counters {
+            /// Name, help text and value of every counter.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> + '_ {
+                [$((stringify!($name), concat!($($help,)+).trim_ascii_start(), self.$name),)+].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Frames handed to the transport.
+    frames_received,
+    /// Frames the transport wrote.
+    frames_sent,
+    /// Transport bytes received.
+    bytes_received,
+    /// Transport bytes written.
+    bytes_sent,
+    /// Chunks received.
+    chunks_received,
+    /// Chunks written.
+    chunks_sent,
+    /// Frames the wire layer refused.
+    frames_malformed,
+    /// Frames for another node or queue.
+    frames_not_for_us,
+    /// Frames from a node or queue that is not configured.
+    frames_unknown_peer,
+    /// Frames that name an incarnation we do not know.
+    frames_wrong_incarnation,
+    /// Frames from an engine that has a successor.
+    frames_stale_engine,
+    /// Frames from a peer we are not associated with.
+    frames_not_associated,
+    /// Chunks of a kind this version does not know.
+    chunks_unknown,
+    /// Chunks that no correct peer sends, ignored.
+    protocol_violations,
+    /// Chunks of an epoch that has passed, ignored.
+    stale_epochs,
+    /// Payloads whose checksum did not match.
+    payloads_corrupt,
+    /// HELLOs sent.
+    hellos_sent,
+    /// RESETs sent.
+    resets_sent,
+    /// RESETs received and believed.
+    resets_received,
+    /// Peers that came back with a new incarnation.
+    peer_restarts,
+    /// Peers whose engine was replaced.
+    peer_takeovers,
+    /// Peers that fell silent for too long.
+    peers_unreachable,
+    /// HELLOs of another cluster, version or policy.
+    peers_incompatible,
+    /// Sends accepted.
+    sends_accepted,
+    /// Sends that ended Delivered.
+    sends_delivered,
+    /// Sends that ended NotDelivered.
+    sends_failed,
+    /// Sends that ended MaybeDelivered.
+    sends_maybe,
+    /// Messages committed to a receive buffer.
+    messages_delivered,
+    /// Payload bytes committed to receive buffers.
+    bytes_delivered,
+    /// First chunks that had come before; acknowledged again.
+    duplicates,
+    /// First chunks that came too early, dropped.
+    out_of_order,
+    /// Bytes of long messages that had come before.
+    data_duplicates,
+    /// DATA that no open transfer or grant covers, dropped.
+    data_unexpected,
+    /// DATA dropped because its message has too many holes to remember.
+    ranges_full,
+    /// First chunks dropped because no receive token fits.
+    no_buffer,
+    /// Tokens taken back from a later message for one that is next in order.
+    tokens_taken_back,
+    /// NACKs sent.
+    nacks_sent,
+    /// NACKs received.
+    nacks_received,
+    /// First chunks sent again.
+    retransmits,
+    /// Payload bytes of long messages sent again.
+    retransmitted_bytes,
+    /// Retransmission timers that fired.
+    timeouts,
+    /// PROBEs sent.
+    probes_sent,
+    /// ACKs sent.
+    acks_sent,
+    /// Grants (CTS) sent.
+    grants_sent,
+    /// Times a message waited for credit.
+    credit_stalls,
+    /// Receiving streams opened.
+    streams_opened,
+    /// Receiving streams forgotten.
+    streams_closed,
+    /// Streams refused because their START was below the floor or missing.
+    streams_refused,
+    /// Streams that went on under a new epoch.
+    streams_reopened,
+    /// Records, peers or streams refused because a table was full.
+    tables_full,
+    /// Client memory that could not be read or written.
+    memory_faults,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_counter_has_name_and_help() {
+        let counters = Counters {
+            duplicates: 3,
+            ..Counters::default()
+        };
+        assert!(
+            counters
+                .iter()
+                .all(|(name, help, _)| !name.is_empty() && help.ends_with('.'))
+        );
+        assert!(counters.iter().any(|row| row
+            == (
+                "duplicates",
+                "First chunks that had come before; acknowledged again.",
+                3
+            )));
+    }
+}

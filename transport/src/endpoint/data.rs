@@ -1,0 +1,311 @@
+//! Long messages in motion: DATA, gaps, grants, and giving buffers back.
+//!
+//! Problem, spec and idea: see `long_message`. Here is what happens per chunk: DATA of an accepted message within its grant is
+//! placed at its offset and counts once its checksum matched. A chunk beyond the highest byte so far shows a gap, and a CTS names
+//! what is missing, at most once per round trip; when everything sent was lost, the sender's PROBE asks.
+//!
+//! A chunk that partly covers counted bytes is read twice, once to check it whole and once to write what is new: it happens only
+//! when the sender's frame length changed between two transmissions.
+
+use super::Endpoint;
+use super::long_message::{LongMessage, RangeSet};
+use super::receive_stream::Kind;
+use crate::host::Host;
+use crate::ident::{BufferId, Nanos};
+use crate::wire::chunk::Range;
+use crate::wire::{PayloadView, StreamRef};
+
+impl Endpoint {
+    /// An RTS was accepted: its first bytes lie in the buffer, and count if they matched.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn push_long(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        buffer: BufferId,
+        total: u32,
+        tag: u64,
+        first_bytes: u32,
+        matched: bool,
+    ) {
+        let Some(number) = self.receive.get(slot).map(|stream| stream.arrival) else {
+            return;
+        };
+        let mut long = LongMessage {
+            stream: slot,
+            number,
+            buffer,
+            total,
+            received: 0,
+            ranges: RangeSet::default(),
+            granted: first_bytes,
+            cts: (!matched).then_some(true),
+            asked_at: None,
+            age: self.age + 1,
+        };
+        if matched && first_bytes > 0 {
+            let fits = long.ranges.insert(Range {
+                from: 0,
+                to: first_bytes,
+            });
+            long.received = if fits.is_ok() { first_bytes } else { 0 };
+        }
+        self.grants.add(&long);
+        let row = self.longs.insert(long);
+        self.push(now, slot, Kind::Placing(row), total, tag);
+        self.give_grants();
+    }
+
+    /// Bytes of a long message.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn on_data<H: Host>(
+        &mut self,
+        now: Nanos,
+        peer: u32,
+        stream: &StreamRef,
+        number: u32,
+        offset: u32,
+        view: &PayloadView<'_>,
+        host: &mut H,
+    ) {
+        let found = self.current(peer, stream).and_then(|slot| {
+            let entry = self.receive.get(slot)?;
+            match entry.messages.get(entry.index(number)?)?.kind {
+                Kind::Placing(row) => Some((slot, row)),
+                _ => None,
+            }
+        });
+        let Some((slot, row)) = found else {
+            self.counters.data_unexpected += 1;
+            return;
+        };
+        let Some(long) = self.longs.get(row) else {
+            return;
+        };
+        let range = Range {
+            from: offset,
+            to: offset.saturating_add(view.len() as u32),
+        };
+        if range.to > long.granted || range.from >= range.to {
+            self.counters.data_unexpected += 1;
+            return;
+        }
+        let (buffer, gap_at) = (long.buffer, long.ranges.end());
+        let counted = match long.ranges.first_gap(range) {
+            None => 0,
+            Some(hole) if hole == range => self.count_range(buffer, row, range, view, host),
+            Some(_) if view.verify() => self.count_holes(buffer, row, range, view, host),
+            Some(_) => {
+                self.counters.payloads_corrupt += 1;
+                0
+            }
+        };
+        self.counters.data_duplicates += u64::from((range.to - range.from).saturating_sub(counted));
+        self.after_data(now, slot, row, counted, offset > gap_at, host);
+    }
+
+    /// Places a range none of which is counted yet. Returns the bytes counted.
+    fn count_range<H: Host>(
+        &mut self,
+        buffer: BufferId,
+        row: u32,
+        range: Range,
+        view: &PayloadView<'_>,
+        host: &mut H,
+    ) -> u32 {
+        // Room in the list first: a chunk that cannot be remembered is not worth placing.
+        let Some(long) = self.longs.get(row) else {
+            return 0;
+        };
+        if !long.ranges.has_room(range) {
+            self.counters.ranges_full += 1;
+            return 0;
+        }
+        if self.place(buffer, range.from, view, host) != Some(true) {
+            return 0;
+        }
+        match self
+            .longs
+            .get_mut(row)
+            .map(|long| long.ranges.insert(range))
+        {
+            Some(Ok(())) => range.to - range.from,
+            _ => 0,
+        }
+    }
+
+    /// Places those parts of a verified payload that are not counted yet.
+    fn count_holes<H: Host>(
+        &mut self,
+        buffer: BufferId,
+        row: u32,
+        range: Range,
+        view: &PayloadView<'_>,
+        host: &mut H,
+    ) -> u32 {
+        let mut counted = 0;
+        while let Some(long) = self.longs.get_mut(row)
+            && let Some(hole) = long.ranges.first_gap(range)
+        {
+            if long.ranges.insert(hole).is_err() {
+                self.counters.ranges_full += 1;
+                break;
+            }
+            let mut at = range.from;
+            for part in view.parts() {
+                let (from, to) = (at.max(hole.from), (at + part.len() as u32).min(hole.to));
+                if from < to {
+                    let piece = part.get((from - at) as usize..(to - at) as usize);
+                    if host
+                        .write_payload(buffer, from, piece.unwrap_or_default())
+                        .is_err()
+                    {
+                        self.counters.memory_faults += 1;
+                        return counted; // the port is closing; what was marked will not be delivered
+                    }
+                }
+                at += part.len() as u32;
+            }
+            counted += hole.to - hole.from;
+        }
+        counted
+    }
+
+    /// Complete, hungry, or with a gap.
+    fn after_data<H: Host>(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        row: u32,
+        counted: u32,
+        gap: bool,
+        host: &mut H,
+    ) {
+        let policy = self.config.policy;
+        let repeat = self
+            .receive
+            .get(slot)
+            .and_then(|stream| self.peers.get(stream.peer))
+            .map_or(0, |entry| entry.rtt.repeat(&policy));
+        let Some(long) = self.longs.get_mut(row) else {
+            return;
+        };
+        long.received += counted;
+        let more = self.grants.arrived(long, counted, &policy);
+        if long.is_complete() {
+            let (number, buffer) = (long.number, long.buffer);
+            self.longs.remove(row);
+            if let Some(stream) = self.receive.get_mut(slot)
+                && let Some(index) = stream.index(number)
+                && let Some(incoming) = stream.messages.get_mut(index)
+            {
+                incoming.kind = Kind::Whole(buffer);
+            }
+            self.commit_ready(now, slot, host);
+        } else {
+            let holes = long.received < long.ranges.end();
+            let due = long
+                .asked_at
+                .is_none_or(|at| now >= at.saturating_add(repeat));
+            if (gap || holes) && due {
+                long.asked_at = Some(now);
+                long.cts = long.cts.or(Some(false));
+                if let Some(stream) = self.receive.get_mut(slot) {
+                    stream.due.grants = true;
+                }
+                self.queue_control(slot);
+            }
+        }
+        if more {
+            self.give_grants();
+        }
+    }
+
+    /// Spends the budget on whoever has least to come.
+    pub(super) fn give_grants(&mut self) {
+        while let Some(row) = self.grants.give(&mut self.longs, &self.config.policy) {
+            let Some(slot) = self.longs.get(row).map(|long| long.stream) else {
+                return;
+            };
+            if let Some(stream) = self.receive.get_mut(slot) {
+                stream.due.grants = true;
+            }
+            self.queue_control(slot);
+        }
+    }
+
+    /// A long message ends without a delivery: its buffer goes back, its grant to others.
+    pub(super) fn drop_long<H: Host>(&mut self, row: u32, host: &mut H) {
+        if let Some(long) = self.longs.remove(row) {
+            self.grants.remove(&long);
+            host.release(long.buffer);
+        }
+    }
+
+    /// Forgets what a stream accepted and did not commit.
+    pub(super) fn void_receive_stream<H: Host>(&mut self, slot: u32, host: &mut H) {
+        let mut count = 0;
+        while let Some(incoming) = self
+            .receive
+            .get_mut(slot)
+            .and_then(|s| s.messages.pop_back())
+        {
+            match incoming.kind {
+                Kind::Whole(buffer) => host.release(buffer),
+                Kind::Placing(row) => self.drop_long(row, host),
+                Kind::Null | Kind::Drop { .. } => {}
+            }
+            count += 1;
+        }
+        let Some(stream) = self.receive.get_mut(slot) else {
+            return;
+        };
+        stream.arrival = stream.base;
+        (stream.stalled, stream.no_buffer) = (false, false);
+        stream.due.nack = None;
+        (stream.due.ready, stream.due.drops, stream.due.grants) = (false, false, false);
+        let peer = stream.peer;
+        if let Some(entry) = self.peers.get_mut(peer) {
+            entry.placing = entry.placing.saturating_sub(count);
+        }
+    }
+
+    /// The same for all streams of a peer.
+    pub(super) fn void_receiving<H: Host>(&mut self, peer: u32, host: &mut H) {
+        for slot in 0..self.receive.end() {
+            if self
+                .receive
+                .get(slot)
+                .is_some_and(|stream| stream.peer == peer)
+            {
+                self.void_receive_stream(slot, host);
+            }
+        }
+        self.give_grants();
+    }
+
+    /// A peer's records of an incarnation that is no more.
+    pub(super) fn forget_receiving<H: Host>(&mut self, peer: u32, host: &mut H) {
+        for slot in 0..self.receive.end() {
+            if self
+                .receive
+                .get(slot)
+                .is_some_and(|stream| stream.peer == peer)
+            {
+                self.drop_receive_stream(slot, host);
+            }
+        }
+        self.give_grants();
+    }
+
+    /// Frees the record and forgets the stream.
+    pub(super) fn drop_receive_stream<H: Host>(&mut self, slot: u32, host: &mut H) {
+        self.void_receive_stream(slot, host);
+        if let Some(stream) = self.receive.remove(slot) {
+            self.receive_index.remove(&stream.key);
+            host.free_receive_record(stream.record);
+            self.counters.streams_closed += 1;
+        }
+        self.give_grants();
+    }
+}

@@ -1,0 +1,266 @@
+//! Long messages at the receiver: which bytes came, and who may send more.
+//!
+//! Problem: a message of up to 4 GiB − 1 arrives in frames that are lost, doubled and reordered, straight into the application's
+//! buffer, while a thousand others want the same link. RMPP's RTS/CTS and Figure 8 (001), PROTOCOL *Credits*, *Corruption*.
+//!
+//! Idea: every chunk names its offset, so it is placed where it belongs whatever came before (selective recovery without the copy
+//! the papers feared); a short sorted list of ranges remembers what matched its checksum. The receiver alone decides how many bytes
+//! it is willing to have under way: `granted` is an absolute limit per message, the sum of `granted - received` stays within one
+//! budget, and a message that needs more gets it in the order of shortest remaining first; a sixteenth of the budget is set aside
+//! for the message that has waited longest, so that short ones cannot starve it.
+//!
+//! Rejected: a bitmap of packets (their size is the sender's, and changes with the path); RMPP's restart at sequence 1.
+//!
+//! Invariants: ranges are sorted, disjoint and do not touch; a counted range is never written again; `outstanding` is the sum over
+//! all rows of `granted - received`; received ≤ granted ≤ total.
+
+use super::slab::Slab;
+use crate::ident::{BufferId, Nanos};
+use crate::policy::Policy;
+use crate::wire::chunk::{MAX_RANGES, Range};
+
+/// Ranges remembered per message; a chunk that would need one more is dropped.
+const RANGES_MAX: usize = 32;
+/// The part of the budget set aside for the message that has waited longest.
+const RESERVE: u64 = 16;
+
+/// The list is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RangesFull;
+
+/// A bounded set of bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RangeSet {
+    ranges: [Range; RANGES_MAX],
+    len: usize,
+}
+
+impl RangeSet {
+    fn get(&self) -> &[Range] {
+        &self.ranges[..self.len]
+    }
+
+    /// The first part of `range` that is not in the set.
+    pub(super) fn first_gap(&self, range: Range) -> Option<Range> {
+        let mut from = range.from;
+        for have in self.get() {
+            if have.from > from {
+                return (from < range.to).then(|| Range {
+                    from,
+                    to: range.to.min(have.from),
+                });
+            }
+            from = from.max(have.to);
+        }
+        (from < range.to).then_some(Range { from, to: range.to })
+    }
+
+    /// Whether [`RangeSet::insert`] would succeed.
+    pub(super) fn has_room(&self, range: Range) -> bool {
+        let touches = |have: &Range| have.from <= range.to && range.from <= have.to;
+        self.len < RANGES_MAX || self.get().iter().any(touches)
+    }
+
+    /// Adds a range that is not in the set.
+    pub(super) fn insert(&mut self, range: Range) -> Result<(), RangesFull> {
+        let at = self
+            .get()
+            .iter()
+            .take_while(|have| have.to < range.from)
+            .count();
+        let mut merged = range;
+        let mut end = at;
+        while let Some(have) = self.get().get(end)
+            && have.from <= merged.to
+        {
+            merged.from = merged.from.min(have.from);
+            merged.to = merged.to.max(have.to);
+            end += 1;
+        }
+        if end == at {
+            if self.len == RANGES_MAX {
+                return Err(RangesFull);
+            }
+            self.ranges.copy_within(at..self.len, at + 1);
+            self.len += 1;
+        } else {
+            self.ranges.copy_within(end..self.len, at + 1);
+            self.len -= end - at - 1;
+        }
+        self.ranges[at] = merged;
+        Ok(())
+    }
+
+    /// One past the last byte of the set.
+    pub(super) fn end(&self) -> u32 {
+        self.get().last().map_or(0, |range| range.to)
+    }
+
+    /// The first holes below `limit`.
+    pub(super) fn missing(&self, limit: u32) -> ([Range; MAX_RANGES], u8) {
+        let (mut holes, mut count) = ([Range::default(); MAX_RANGES], 0);
+        let mut from = 0;
+        while count < MAX_RANGES
+            && let Some(hole) = self.first_gap(Range { from, to: limit })
+        {
+            holes[count] = hole;
+            count += 1;
+            from = hole.to;
+        }
+        (holes, count as u8)
+    }
+}
+
+/// A long message being placed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LongMessage {
+    /// The stream's slot.
+    pub stream: u32,
+    pub number: u32,
+    pub buffer: BufferId,
+    pub total: u32,
+    /// Bytes whose checksum matched.
+    pub received: u32,
+    pub ranges: RangeSet,
+    /// Bytes below this may be sent.
+    pub granted: u32,
+    /// A CTS goes out with the next frame; `true` inside asks for all that is missing below `granted`.
+    pub cts: Option<bool>,
+    /// When missing bytes were last asked for.
+    pub asked_at: Option<Nanos>,
+    /// Order of acceptance.
+    pub age: u64,
+}
+
+impl LongMessage {
+    pub(super) fn is_complete(&self) -> bool {
+        self.received == self.total
+    }
+
+    fn outstanding(&self) -> u64 {
+        u64::from(self.granted - self.received)
+    }
+
+    /// Whether it should get more: less than half a grant is under way.
+    fn hungry(&self, policy: &Policy) -> bool {
+        self.granted < self.total && self.outstanding() <= u64::from(policy.grant_bytes / 2)
+    }
+}
+
+/// The budget of bytes under way.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Grants {
+    /// Sum over all long messages.
+    outstanding: u64,
+    /// Some message is hungry and got nothing.
+    short: bool,
+}
+
+impl Grants {
+    /// A message with `granted - received` bytes under way was added.
+    pub(super) fn add(&mut self, long: &LongMessage) {
+        self.outstanding += long.outstanding();
+        self.short |= long.granted < long.total;
+    }
+
+    /// It is gone.
+    pub(super) fn remove(&mut self, long: &LongMessage) {
+        self.outstanding = self.outstanding.saturating_sub(long.outstanding());
+    }
+
+    /// `bytes` of `long`, already counted in it, arrived. True if [`Grants::give`] may have something to do.
+    pub(super) fn arrived(&mut self, long: &LongMessage, bytes: u32, policy: &Policy) -> bool {
+        self.outstanding = self.outstanding.saturating_sub(u64::from(bytes));
+        long.hungry(policy)
+            || (self.short && self.spare(policy) >= u64::from(policy.grant_bytes / 4).max(1))
+    }
+
+    fn spare(&self, policy: &Policy) -> u64 {
+        let budget = u64::from(policy.grant_budget_bytes);
+        (budget - budget / RESERVE).saturating_sub(self.outstanding)
+    }
+
+    /// Raises one message's limit, the one with the least to come. Returns its row, to be called again until `None`.
+    ///
+    /// A message that has nothing under way while the budget is used up waits; the oldest of those is served from the reserve.
+    pub(super) fn give(&mut self, rows: &mut Slab<LongMessage>, policy: &Policy) -> Option<u32> {
+        let spare = self.spare(policy);
+        let hungry = || rows.iter().filter(|(_, long)| long.hungry(policy));
+        let shortest = hungry().min_by_key(|(_, long)| (long.total - long.received, long.age));
+        let Some((slot, _)) = shortest else {
+            self.short = false;
+            return None;
+        };
+        let budget = u64::from(policy.grant_budget_bytes);
+        let (slot, bytes) = if spare >= step(policy) {
+            (slot, spare)
+        } else {
+            self.short = true;
+            let (slot, long) = hungry().min_by_key(|(_, long)| long.age)?;
+            if long.outstanding() > 0 || self.outstanding >= budget + step(policy) {
+                return None;
+            }
+            (slot, (budget / RESERVE).max(step(policy)))
+        };
+        let long = rows.get_mut(slot)?;
+        let wanted = u64::from(policy.grant_bytes).saturating_sub(long.outstanding());
+        let bytes = wanted
+            .max(1)
+            .min(bytes)
+            .min(u64::from(long.total - long.granted));
+        long.granted += bytes as u32;
+        long.cts = long.cts.or(Some(false));
+        self.outstanding += bytes;
+        Some(slot)
+    }
+
+    /// Panics when the sum is wrong.
+    pub(super) fn check_consistency(&self, rows: &Slab<LongMessage>) {
+        let sum: u64 = rows.iter().map(|(_, long)| long.outstanding()).sum();
+        assert_eq!(self.outstanding, sum);
+    }
+}
+
+/// The least that is worth a CTS: a frame, or what the policy grants at all.
+fn step(policy: &Policy) -> u64 {
+    u64::from(policy.grant_bytes.clamp(1, 9_000))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(from: u32, to: u32) -> Range {
+        Range { from, to }
+    }
+
+    #[test]
+    fn ranges_merge_and_show_their_holes() {
+        let mut set = RangeSet::default();
+        for (from, to) in [(10, 20), (30, 40), (50, 60)] {
+            set.insert(range(from, to)).unwrap();
+        }
+        assert_eq!(set.first_gap(range(12, 35)), Some(range(20, 30)));
+        assert_eq!(set.first_gap(range(30, 40)), None);
+        assert_eq!(
+            &set.missing(60).0[..3],
+            &[range(0, 10), range(20, 30), range(40, 50)]
+        );
+        set.insert(range(20, 30)).unwrap(); // closes the hole between two
+        assert_eq!(set.len, 2);
+        set.insert(range(0, 10)).unwrap();
+        set.insert(range(40, 50)).unwrap();
+        assert_eq!((set.len, set.end(), set.missing(60).1), (1, 60, 0));
+    }
+
+    #[test]
+    fn a_full_list_still_merges() {
+        let mut set = RangeSet::default();
+        for i in 0..RANGES_MAX as u32 {
+            set.insert(range(i * 10, i * 10 + 5)).unwrap();
+        }
+        assert_eq!(set.insert(range(1_000, 1_001)), Err(RangesFull));
+        set.insert(range(5, 10)).unwrap();
+        set.insert(range(1_000, 1_001)).unwrap();
+    }
+}

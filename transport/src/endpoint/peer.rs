@@ -1,0 +1,240 @@
+//! A peer: one engine of one node, and what is volatile about talking to it.
+//!
+//! Problem: every stream with an engine shares its liveness, round trip time and receive buffers. PROTOCOL *Identity*, *Credits*;
+//! GAMMA's credit window (papers, 002); RFC 6298.
+//!
+//! Idea: credit is two absolute, serial numbers in every frame header, counted in receive buffers: what we sent so far, and how far
+//! the receiver lets us go. `limit = highest sent_buffers seen + eager_buffers`, so losing frames costs nothing for longer than
+//! until the next frame arrives, and one frame restores the whole credit. Only frames with unasked payload (EAGER, RTS with data)
+//! use credit; granted DATA and all control are paid from their own reserve, so acknowledgements can never deadlock.
+//!
+//! Rejected: relative credits (a lost credit frame loses credit); credit per stream (256 × 256 × nodes windows reserve memory
+//! nobody has).
+//!
+//! Invariants: `sent_buffers` never passes `credit_limit`; everything here but `incarnation`, `retired` and `floor` may be lost.
+
+use alloc::collections::VecDeque;
+use alloc::string::String;
+
+use super::PeerState;
+use crate::ident::{Nanos, Peer};
+use crate::policy::Policy;
+use crate::wire::{Chunk, StreamRef};
+
+/// Payload bytes of one receive buffer in copy mode: a 4096-byte UMEM frame less its headroom.
+pub(super) const BUFFER_BYTES: usize = 3840;
+/// Answers about streams we have no record of, waiting per peer.
+const REPLIES_MAX: usize = 64;
+/// Superseded incarnations remembered: late HELLOs of theirs must not bring them back.
+const RETIRED: usize = 4;
+
+/// An answer that needs no stream record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reply {
+    Refused(StreamRef),
+    Closed(StreamRef),
+    PortClosed(StreamRef, u32),
+    NoBuffer(StreamRef, u32),
+    PathAck(u16, u32),
+}
+
+impl Reply {
+    pub(super) fn chunk(self) -> Chunk<'static> {
+        match self {
+            Self::Refused(stream) => Chunk::Refused { stream },
+            Self::Closed(stream) => Chunk::Closed { stream },
+            Self::PortClosed(stream, base) => Chunk::PortClosed { stream, base },
+            Self::NoBuffer(stream, expected) => Chunk::Nack {
+                stream,
+                expected,
+                reason: super::NACK_NO_BUFFER,
+            },
+            Self::PathAck(size, nonce) => Chunk::PathAck { size, nonce },
+        }
+    }
+}
+
+/// Round trip estimate, RFC 6298.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Rtt {
+    pub srtt: Nanos,
+    var: Nanos,
+}
+
+impl Rtt {
+    /// A sample of something sent once (Karn).
+    pub(super) fn sample(&mut self, rtt: Nanos) {
+        let rtt = rtt.max(1);
+        if self.srtt == 0 {
+            (self.srtt, self.var) = (rtt, rtt / 2);
+        } else {
+            self.var = (3 * self.var + self.srtt.abs_diff(rtt)) / 4;
+            self.srtt = (7 * self.srtt + rtt) / 8;
+        }
+    }
+
+    /// Retransmission timeout, backed off `backoff` times.
+    pub(super) fn rto(&self, policy: &Policy, backoff: u8) -> Nanos {
+        let (min, max) = (
+            Nanos::from(policy.rto_min_us) * 1_000,
+            Nanos::from(policy.rto_max_us) * 1_000,
+        );
+        let rto = match self.srtt {
+            0 => min * 4,
+            srtt => srtt.saturating_add(self.var.saturating_mul(4)),
+        };
+        let rto = rto.clamp(min, max.max(min));
+        rto.saturating_mul(1 << backoff.min(16)).min(max.max(min))
+    }
+
+    /// How often one number may be asked for again.
+    pub(super) fn repeat(&self, policy: &Policy) -> Nanos {
+        match self.srtt {
+            0 => Nanos::from(policy.rto_min_us) * 1_000,
+            srtt => srtt,
+        }
+    }
+}
+
+/// One peer.
+#[derive(Clone, Debug)]
+pub(super) struct PeerEntry {
+    pub id: Peer,
+    pub state: PeerState,
+    /// In full; 0 while unknown.
+    pub incarnation: u64,
+    retired: [u64; RETIRED],
+    pub engine_epoch: Option<u32>,
+    /// A START below is refused; durable.
+    pub floor: u32,
+    pub name: String,
+    /// Longest frame it says it can receive.
+    pub remote_max_frame: u16,
+    /// Longest frame sent to it.
+    pub max_frame: u16,
+
+    // HELLO
+    pub hello_due: bool,
+    pub hello_ack_due: bool,
+    /// What the next HELLO and HELLO-ACK echo.
+    pub echo: u64,
+    /// A HELLO of ours is unanswered; only then a HELLO-ACK is believed.
+    pub hello_outstanding: bool,
+    /// When to repeat it.
+    pub hello_at: Nanos,
+    pub hello_tries: u8,
+    /// HELLOs were exchanged by this engine: queues and frame length are known.
+    pub greeted: bool,
+
+    // liveness
+    pub rtt: Rtt,
+    /// Since when something waits for an answer.
+    pub waiting_since: Option<Nanos>,
+    pub last_heard: Nanos,
+    /// Messages of this peer that hold a buffer or wait for their turn.
+    pub placing: u32,
+
+    // credit
+    pub sent_buffers: u32,
+    pub credit_limit: u32,
+    /// Highest `sent_buffers` of theirs.
+    pub seen_buffers: u32,
+
+    // work
+    /// Receiving streams with chunks to send.
+    pub control: VecDeque<u32>,
+    /// Delayed acknowledgements go out by then; `MAX` if none wait.
+    pub ack_due: Nanos,
+    pub acks_pending: u32,
+    /// Sending streams with control chunks to send.
+    pub sender_control: VecDeque<u32>,
+    pub replies: VecDeque<Reply>,
+    /// Sending streams with messages to send, by priority.
+    pub active: [VecDeque<u32>; 2],
+    /// Whether the peer is in the endpoint's ready queue of that priority.
+    pub ready: [bool; 2],
+}
+
+impl PeerEntry {
+    pub(super) fn new(id: Peer, now: Nanos) -> Self {
+        Self {
+            id,
+            state: PeerState::Idle,
+            incarnation: 0,
+            retired: [0; RETIRED],
+            engine_epoch: None,
+            floor: 0,
+            name: String::new(),
+            remote_max_frame: u16::MAX,
+            max_frame: 0,
+            hello_due: false,
+            hello_ack_due: false,
+            echo: 0,
+            hello_outstanding: false,
+            hello_at: Nanos::MAX,
+            hello_tries: 0,
+            greeted: false,
+            rtt: Rtt::default(),
+            waiting_since: None,
+            last_heard: now,
+            placing: 0,
+            sent_buffers: 0,
+            credit_limit: 0,
+            seen_buffers: 0,
+            control: VecDeque::new(),
+            ack_due: Nanos::MAX,
+            acks_pending: 0,
+            sender_control: VecDeque::new(),
+            replies: VecDeque::new(),
+            active: [VecDeque::new(), VecDeque::new()],
+            ready: [false; 2],
+        }
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.state == PeerState::Up
+    }
+
+    /// Forgets what a replaced or restarted engine no longer knows. `seen` is the first `sent_buffers` of its successor.
+    pub(super) fn void_volatile(&mut self, policy: &Policy, seen: u32) {
+        self.rtt = Rtt::default();
+        self.seen_buffers = seen;
+        self.credit_limit = self.sent_buffers.wrapping_add(policy.eager_buffers);
+        self.replies.clear();
+    }
+
+    /// Takes a superseded incarnation out of the running for good.
+    pub(super) fn retire(&mut self, incarnation: u64) {
+        if incarnation != 0 {
+            self.retired.rotate_right(1);
+            self.retired[0] = incarnation;
+        }
+    }
+
+    pub(super) fn is_retired(&self, incarnation: u64) -> bool {
+        self.retired.contains(&incarnation)
+    }
+
+    /// Receive buffers we may still fill unasked.
+    pub(super) fn credit(&self) -> u32 {
+        let left = self.credit_limit.wrapping_sub(self.sent_buffers) as i32;
+        left.max(0) as u32
+    }
+
+    /// What a header of theirs says about credit. Absurd jumps are ignored: a window is never larger than `i32::MAX`.
+    pub(super) fn learn_credit(&mut self, sent_buffers: u32, credit_limit: u32) {
+        if (sent_buffers.wrapping_sub(self.seen_buffers) as i32) > 0 {
+            self.seen_buffers = sent_buffers;
+        }
+        if (credit_limit.wrapping_sub(self.credit_limit) as i32) > 0 {
+            self.credit_limit = credit_limit;
+        }
+    }
+
+    /// Queues an answer; beyond the bound it is lost like a frame would be.
+    pub(super) fn reply(&mut self, reply: Reply) {
+        if self.replies.len() < REPLIES_MAX && !self.replies.contains(&reply) {
+            self.replies.push_back(reply);
+        }
+    }
+}

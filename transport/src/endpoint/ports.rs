@@ -1,0 +1,161 @@
+//! Ports that open and close, and tokens that appear.
+//!
+//! Problem: an application may close its port, or die, with messages under way in both directions; the peers must hear something
+//! definite, and the next owner of the port must never see what was meant for this one. PROTOCOL *Streams*, *Tokens*.
+//!
+//! Idea: receiving streams outlive their port as closed: they answer PORT-CLOSED{base} until their sender ends the epoch, which
+//! it does at once. Sending streams end their epoch with CLOSE, so that the peer gives half-placed buffers back. A message that
+//! finds no token makes its stream wait at the port; every token wakes the one that waited longest, and a message that was
+//! accepted wakes the next, so a thousand senders do not all answer one token. Their own probes catch what this misses.
+//!
+//! When the next message in order finds no token, the youngest accepted message of the port that is not next in its own stream
+//! gives its token up: it can come again, the other holds everybody up.
+
+use super::Endpoint;
+use super::NACK_NO_BUFFER;
+use super::receive_stream::Kind;
+use crate::host::{Host, Reason};
+use crate::ident::{Nanos, PortId};
+
+impl Endpoint {
+    /// The port may receive from now on. Streams of an earlier owner stay closed.
+    pub fn port_opened(&mut self, port: PortId) {
+        if let Some(open) = self.open_ports.get_mut(usize::from(port.0)) {
+            *open = true;
+        }
+    }
+
+    /// The port is gone: its receiving streams answer PORT-CLOSED from now on, its sends end (MaybeDelivered if they were
+    /// transmitted: their payload is gone, they cannot be followed up).
+    pub fn port_closed<H: Host>(&mut self, now: Nanos, port: PortId, host: &mut H) {
+        let Some(open) = self.open_ports.get_mut(usize::from(port.0)) else {
+            return;
+        };
+        *open = false;
+        for slot in 0..self.receive.end() {
+            if self
+                .receive
+                .get(slot)
+                .is_some_and(|s| s.key.local == port && !s.closed)
+            {
+                self.close_receive_stream(slot, host);
+            }
+        }
+        if let Some(waiting) = self.waiting.get_mut(usize::from(port.0)) {
+            waiting.clear();
+        }
+        for slot in 0..self.send.end() {
+            if self
+                .send
+                .get(slot)
+                .is_some_and(|stream| stream.key.local == port)
+            {
+                self.fail_stream(now, slot, Reason::PortClosed, host);
+                if let Some(stream) = self.send.get_mut(slot) {
+                    stream.idle_at = now; // CLOSE
+                    stream.paused = false;
+                }
+                self.rearm(now, slot);
+            }
+        }
+    }
+
+    /// The stream's port is gone: nothing more is delivered on it.
+    pub(super) fn close_receive_stream<H: Host>(&mut self, slot: u32, host: &mut H) {
+        self.void_receive_stream(slot, host);
+        let Some(stream) = self.receive.get_mut(slot) else {
+            return;
+        };
+        stream.closed = true;
+        stream.waiting = false;
+        stream.due.nulled = stream.nulled_len > 0;
+        stream.due.port_closed = stream.nulled_len == 0;
+        self.queue_control(slot);
+        self.give_grants();
+    }
+
+    /// A receive token appeared at the port.
+    pub fn buffer_provided(&mut self, _now: Nanos, port: PortId) {
+        self.wake_waiting(port, 1);
+    }
+
+    /// The stream's next message has no buffer.
+    pub(super) fn wait_for_token(&mut self, slot: u32) {
+        let Some(stream) = self.receive.get_mut(slot) else {
+            return;
+        };
+        if !stream.waiting
+            && let Some(waiting) = self.waiting.get_mut(usize::from(stream.key.local.0))
+        {
+            stream.waiting = true;
+            waiting.push_back(slot);
+        }
+    }
+
+    /// READY to streams that wait at the port.
+    pub(super) fn wake_waiting(&mut self, port: PortId, mut count: usize) {
+        while count > 0
+            && let Some(slot) = self
+                .waiting
+                .get_mut(usize::from(port.0))
+                .and_then(|w| w.pop_front())
+        {
+            let Some(stream) = self.receive.get_mut(slot) else {
+                continue;
+            };
+            if !stream.waiting || stream.key.local != port {
+                continue; // the row belongs to another stream by now
+            }
+            stream.waiting = false;
+            stream.no_buffer = false;
+            stream.due.nack = None;
+            stream.due.ready = true;
+            self.queue_control(slot);
+            count -= 1;
+        }
+    }
+
+    /// Takes the token of the youngest accepted message of the port that is last and not next in its stream.
+    pub(super) fn take_token_back<H: Host>(&mut self, slot: u32, host: &mut H) -> bool {
+        let Some(key) = self.receive.get(slot).map(|stream| stream.key) else {
+            return false;
+        };
+        let youngest = self
+            .receive
+            .iter()
+            .filter(|(other, stream)| {
+                *other != slot
+                    && stream.key.local == key.local
+                    && stream.key.priority == key.priority
+                    && stream.messages.len() > 1
+            })
+            .filter_map(|(other, stream)| Some((stream.messages.back()?, other)))
+            .filter(|(last, _)| matches!(last.kind, Kind::Whole(_) | Kind::Placing(_)))
+            .max_by_key(|(last, _)| last.age)
+            .map(|(last, other)| (last.kind, other));
+        let Some((kind, victim)) = youngest else {
+            return false;
+        };
+        match kind {
+            Kind::Whole(buffer) => host.release(buffer),
+            Kind::Placing(row) => self.drop_long(row, host),
+            Kind::Null | Kind::Drop { .. } => return false,
+        }
+        self.counters.tokens_taken_back += 1;
+        let Some(stream) = self.receive.get_mut(victim) else {
+            return false;
+        };
+        stream.messages.pop_back();
+        stream.arrival = stream.arrival.wrapping_sub(1);
+        stream.stalled = false;
+        stream.no_buffer = true;
+        stream.due.nack = Some(NACK_NO_BUFFER);
+        let peer = stream.peer;
+        if let Some(entry) = self.peers.get_mut(peer) {
+            entry.placing = entry.placing.saturating_sub(1);
+        }
+        self.wait_for_token(victim);
+        self.queue_control(victim);
+        true
+    }
+}

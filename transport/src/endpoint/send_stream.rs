@@ -1,0 +1,367 @@
+//! The sending end of a stream: numbers, window, and how a send ends when it is given up.
+//!
+//! Problem: messages of one (port → node, port, priority) arrive in order, once, and every send gets one definite status, across
+//! loss, silence, deadlines, and the replacement of either engine. PROTOCOL *Streams*, *Statuses*; ParaStation2's send buffer
+//! states and Table 1 (000); Tam's go-back-N with Stall (003 §4.2.1); RMPP's NULL (001); GM's `resume_sending`/`drop_sends`.
+//!
+//! Idea: a queue of accepted messages, `base` the oldest that is not settled, `cursor` the next whose first chunk goes out, `high`
+//! the next that never went out. Go-back-N is `cursor` moving back; the window is `cursor - base`; *never transmitted* is
+//! `number >= high`. ParaStation2's states are implied: IDLE settled, READY at or after `cursor`, INTRANSIT before it, RETRANSMIT
+//! between `cursor` and `high`. A message that is given up keeps its number, which then travels as NULL, so numbers stay
+//! contiguous whatever happens to messages.
+//!
+//! After a send fails with NotDelivered (port closed, too long, deadline, bad memory) the stream pauses, as in GM: what was
+//! transmitted runs its course, what was not stays queued, later sends too, until `resume_sending` or `drop_sends`. A cancelled
+//! or dropped send does not pause: its owner knows already. MaybeDelivered does not pause either: never transmitted sends go on
+//! to the peer's new incarnation, and after Unreachable nothing is left to hold back.
+//!
+//! Rejected: taking numbers back from sends that were dropped before transmission (the ledger's `next` only grows); one timer per
+//! message (the oldest is the one that matters, and PROBE asks for the state of all).
+//!
+//! Invariants: base ≤ cursor ≤ high ≤ next (serially); `queue.len() == next - base`; the front of the queue is not Done; before
+//! `high` no Hole, from `high` on no Null and no Done.
+
+use alloc::collections::VecDeque;
+
+use super::slab::NONE;
+use crate::host::{Reason, SendRequest, SendStatus};
+use crate::ident::{Nanos, RecordId, StreamKey, serial_lt};
+use crate::wire::StreamRef;
+use crate::wire::chunk::Range;
+
+/// Ranges to send again, over all messages of a stream; what does not fit is asked for again.
+const RESEND_MAX: usize = 64;
+/// DROP-CONFIRMs that wait.
+const CONFIRMS_MAX: usize = 16;
+
+/// What became of an accepted message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MessageState {
+    /// It is to be delivered.
+    Live,
+    /// Given up after it was transmitted: NULL goes out until the receiver says what became of it.
+    Null(Reason),
+    /// Given up before it was transmitted, and told so: only its number is still owed.
+    Hole,
+    /// Its status is told; its number waits for those before it.
+    Done,
+}
+
+/// An accepted message.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Message {
+    pub request: SendRequest,
+    pub state: MessageState,
+    /// Sent as RTS; `granted` and `sent` count.
+    pub long: bool,
+    /// First byte not granted.
+    pub granted: u32,
+    /// First byte never sent.
+    pub sent: u32,
+    /// NULL goes out with the next frame.
+    pub null_due: bool,
+    /// NULLs sent.
+    pub null_tries: u8,
+    /// `cancel` was called and not acted on yet.
+    pub cancelled: bool,
+}
+
+impl Message {
+    pub(super) fn new(request: SendRequest) -> Self {
+        Self {
+            request,
+            state: MessageState::Live,
+            long: false,
+            granted: 0,
+            sent: 0,
+            null_due: false,
+            null_tries: 0,
+            cancelled: false,
+        }
+    }
+
+    fn restart(&mut self) {
+        (self.long, self.granted, self.sent) = (false, 0, 0);
+    }
+}
+
+/// The sending end of a stream.
+#[derive(Clone, Debug)]
+pub(super) struct SendStream {
+    pub key: StreamKey,
+    /// The peer's slot; NONE until the node said how many queues it has.
+    pub peer: u32,
+    /// `None` only after a takeover or while the table is full.
+    pub record: Option<RecordId>,
+    /// The incarnation the record is tagged with; 0 before the first HELLO.
+    pub incarnation: u64,
+    pub epoch: u32,
+    pub base: u32,
+    pub queue: VecDeque<Message>,
+    pub cursor: u32,
+    pub high: u32,
+    /// The receiver has a record of this epoch: START is not needed any more.
+    pub established: bool,
+    /// A new epoch is needed before anything more is sent.
+    pub reopen: bool,
+    /// Tam's Stall: nothing new until a positive acknowledgement.
+    pub stalled: bool,
+    /// The receiver has no buffer for `cursor`.
+    pub not_ready: bool,
+    /// Credit, or room for a record, is wanting: the timer asks again.
+    pub starved: bool,
+    /// A send failed; see the module's text.
+    pub paused: bool,
+    /// CLOSE was sent; the epoch is not used any more.
+    pub closing: bool,
+    pub close_tries: u8,
+    /// Number and time of the last go-back: at most one per number and round trip.
+    pub last_back: Option<(u32, Nanos)>,
+    /// The message whose round trip is being measured.
+    pub timed: Option<(u32, Nanos)>,
+    /// Retransmission timer; MAX if off.
+    pub timer: Nanos,
+    pub backoff: u8,
+    /// Earliest deadline of a Live message.
+    pub deadline: Nanos,
+    /// When an empty stream is closed.
+    pub idle_at: Nanos,
+    /// Ranges of long messages to send again.
+    pub resend: VecDeque<(u32, Range)>,
+
+    // control chunks due
+    pub probe: bool,
+    pub close: bool,
+    pub nulls: bool,
+    /// NULL for a number we settled and the receiver still waits for.
+    pub filler: Option<u32>,
+    pub confirms: VecDeque<u32>,
+    /// In the peer's `sender_control`.
+    pub in_control: bool,
+    /// In the peer's `active`.
+    pub in_active: bool,
+}
+
+impl SendStream {
+    pub(super) fn new(key: StreamKey, epoch: u32, first: u32) -> Self {
+        Self {
+            key,
+            peer: NONE,
+            record: None,
+            incarnation: 0,
+            epoch,
+            base: first,
+            queue: VecDeque::new(),
+            cursor: first,
+            high: first,
+            established: false,
+            reopen: false,
+            stalled: false,
+            not_ready: false,
+            starved: false,
+            paused: false,
+            closing: false,
+            close_tries: 0,
+            last_back: None,
+            timed: None,
+            timer: Nanos::MAX,
+            backoff: 0,
+            deadline: Nanos::MAX,
+            idle_at: Nanos::MAX,
+            resend: VecDeque::new(),
+            probe: false,
+            close: false,
+            nulls: false,
+            filler: None,
+            confirms: VecDeque::new(),
+            in_control: false,
+            in_active: false,
+        }
+    }
+
+    /// How chunks name the stream.
+    pub(super) fn wire(&self) -> StreamRef {
+        StreamRef {
+            sender_port: self.key.local.0,
+            receiver_port: self.key.remote.0,
+            priority: self.key.priority as u8,
+            epoch: self.epoch,
+        }
+    }
+
+    /// START, while the receiver may have no record.
+    pub(super) fn start(&self) -> Option<u32> {
+        (!self.established).then_some(self.base)
+    }
+
+    /// The next number to assign.
+    pub(super) fn next(&self) -> u32 {
+        self.base.wrapping_add(self.queue.len() as u32)
+    }
+
+    /// Index of an unsettled number.
+    pub(super) fn index(&self, number: u32) -> Option<usize> {
+        let index = number.wrapping_sub(self.base) as usize;
+        (index < self.queue.len()).then_some(index)
+    }
+
+    /// Whether `number` was ever transmitted, or may have been before a takeover.
+    pub(super) fn transmitted(&self, index: usize) -> bool {
+        index < self.high.wrapping_sub(self.base) as usize
+    }
+
+    pub(super) fn number(&self, index: usize) -> u32 {
+        self.base.wrapping_add(index as u32)
+    }
+
+    /// First chunks go out again from `number` on.
+    pub(super) fn go_back(&mut self, number: u32) {
+        if !serial_lt(number, self.cursor) {
+            return;
+        }
+        let (from, to) = (
+            number.wrapping_sub(self.base) as usize,
+            self.cursor.wrapping_sub(self.base) as usize,
+        );
+        for message in self.queue.range_mut(from..to) {
+            message.restart();
+        }
+        self.resend.retain(|&(n, _)| serial_lt(n, number));
+        if self.timed.is_some_and(|(n, _)| !serial_lt(n, number)) {
+            self.timed = None;
+        }
+        self.cursor = number;
+    }
+
+    /// Go back at most once per number and `repeat` (NACK as fast retransmit).
+    pub(super) fn go_back_once(&mut self, now: Nanos, number: u32, repeat: Nanos) -> bool {
+        if !serial_lt(number, self.cursor) {
+            return false;
+        }
+        if let Some((last, at)) = self.last_back
+            && last == number
+            && now < at.saturating_add(repeat)
+        {
+            return false;
+        }
+        self.last_back = Some((number, now));
+        self.go_back(number);
+        true
+    }
+
+    /// Everything volatile is void: an engine was replaced, or the epoch is new.
+    pub(super) fn void_volatile(&mut self) {
+        self.go_back(self.base);
+        self.resend.clear();
+        self.confirms.clear();
+        self.filler = None;
+        self.probe = false;
+        (self.stalled, self.not_ready, self.starved) = (false, false, false);
+        (self.backoff, self.timer) = (0, Nanos::MAX);
+        (self.last_back, self.timed) = (None, None);
+    }
+
+    /// Drops settled messages from the front and keeps the numbers in step. True if `base` moved.
+    pub(super) fn pop_settled(&mut self) -> bool {
+        let before = self.base;
+        while let Some(front) = self.queue.front()
+            && front.state == MessageState::Done
+        {
+            self.queue.pop_front();
+            self.base = self.base.wrapping_add(1);
+        }
+        if serial_lt(self.cursor, self.base) {
+            self.cursor = self.base;
+            self.not_ready = false;
+        }
+        if serial_lt(self.high, self.base) {
+            self.high = self.base;
+        }
+        before != self.base
+    }
+
+    /// Whether anything that was transmitted is not settled, so that the retransmission timer must run.
+    pub(super) fn outstanding(&self) -> bool {
+        self.high != self.base
+    }
+
+    /// When the stream wants to be woken.
+    pub(super) fn next_wake(&self) -> Nanos {
+        let idle = if self.queue.is_empty() && !self.closing {
+            self.idle_at
+        } else {
+            Nanos::MAX
+        };
+        self.timer.min(self.deadline).min(idle)
+    }
+
+    /// Gives message `index` up. Returns its status if it is known at once: never transmitted means not delivered.
+    pub(super) fn give_up(&mut self, index: usize, reason: Reason) -> Option<SendStatus> {
+        let transmitted = self.transmitted(index);
+        let message = self.queue.get_mut(index)?;
+        if message.state != MessageState::Live {
+            return None;
+        }
+        if pauses(reason) {
+            self.paused = true;
+        }
+        if transmitted {
+            message.state = MessageState::Null(reason);
+            message.null_due = true;
+            self.nulls = true;
+            None
+        } else {
+            message.state = MessageState::Hole;
+            Some(SendStatus::NotDelivered(reason))
+        }
+    }
+
+    /// The earliest deadline of what is still to be delivered.
+    pub(super) fn find_deadline(&mut self) {
+        self.deadline = self
+            .queue
+            .iter()
+            .filter(|message| message.state == MessageState::Live)
+            .map(|message| message.request.deadline)
+            .min()
+            .unwrap_or(Nanos::MAX);
+    }
+
+    pub(super) fn confirm(&mut self, number: u32) {
+        if self.confirms.len() < CONFIRMS_MAX && !self.confirms.contains(&number) {
+            self.confirms.push_back(number);
+        }
+    }
+
+    pub(super) fn resend_range(&mut self, number: u32, range: Range) {
+        if self.resend.len() < RESEND_MAX {
+            self.resend.push_back((number, range));
+        }
+    }
+
+    /// Panics when an invariant is broken.
+    pub(super) fn check_consistency(&self) {
+        let next = self.next();
+        let at = |number: u32| number.wrapping_sub(self.base) as usize;
+        assert!(at(self.cursor) <= at(self.high), "cursor beyond high");
+        assert!(at(self.high) <= self.queue.len(), "high beyond next {next}");
+        for (index, message) in self.queue.iter().enumerate() {
+            match message.state {
+                MessageState::Done => assert!(index > 0, "a settled front"),
+                MessageState::Null(_) => {
+                    assert!(self.transmitted(index), "NULL before transmission")
+                }
+                MessageState::Live => assert!(message.sent <= message.request.len),
+                MessageState::Hole => {}
+            }
+        }
+    }
+}
+
+/// GM's rule: after which failures the stream waits for `resume_sending` or `drop_sends`.
+pub(super) fn pauses(reason: Reason) -> bool {
+    matches!(
+        reason,
+        Reason::PortClosed | Reason::TooLong | Reason::Deadline | Reason::BadMemory
+    )
+}

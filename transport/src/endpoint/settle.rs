@@ -1,0 +1,286 @@
+//! How sends end.
+//!
+//! Problem: each accepted send gets exactly one status, and never a guess: *Delivered* when the receiver said it committed the
+//! number, *NotDelivered* when it is certain that it never will be, *MaybeDelivered* when neither can be known. PROTOCOL
+//! *Statuses*.
+//!
+//! Idea: everything the receiver says goes through [`Endpoint::settle_before`] (all numbers before a base) or
+//! [`Endpoint::settle`] (one); everything that ends without it divides the queue at `high`: transmitted may have arrived, never
+//! transmitted cannot have. After a takeover `high` is `next`, since nobody knows what the predecessor transmitted.
+//!
+//! Invariant: a message leaves Live or Null exactly once, together with its status.
+
+use super::Endpoint;
+use super::PeerState;
+use super::send_stream::{Message, MessageState, pauses};
+use super::slab::NONE;
+use crate::host::{Host, Reason, SendStatus};
+use crate::ident::{Nanos, NodeId, SendId};
+
+/// NULLs after which an acknowledgement past the number, without a NULL-ACK, means that the receiver cannot say any more.
+const NULL_TRIES: u8 = 3;
+
+impl Endpoint {
+    /// Tells the host and counts.
+    pub(super) fn finish<H: Host>(
+        &mut self,
+        host: &mut H,
+        id: Option<SendId>,
+        status: Option<SendStatus>,
+    ) {
+        let (Some(id), Some(status)) = (id, status) else {
+            return;
+        };
+        match status {
+            SendStatus::Delivered => self.counters.sends_delivered += 1,
+            SendStatus::NotDelivered(_) => self.counters.sends_failed += 1,
+            SendStatus::MaybeDelivered(_) => self.counters.sends_maybe += 1,
+        }
+        host.complete(id, status);
+    }
+
+    /// The receiver committed everything before `base` (base ≤ high).
+    pub(super) fn settle_before<H: Host>(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        base: u32,
+        host: &mut H,
+    ) {
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        let count = base.wrapping_sub(stream.base) as usize;
+        let sample = stream
+            .timed
+            .filter(|&(n, _)| (n.wrapping_sub(stream.base) as usize) < count);
+        if let Some((_, at)) = sample {
+            stream.timed = None;
+            let peer = stream.peer;
+            if let Some(entry) = self.peers.get_mut(peer) {
+                entry.rtt.sample(now.saturating_sub(at));
+            }
+        }
+        for index in 0..count {
+            let Some(message) = self.send.get_mut(slot).and_then(|s| s.queue.get_mut(index)) else {
+                break;
+            };
+            let status = match message.state {
+                MessageState::Live => SendStatus::Delivered,
+                // Committed, but as what? An acknowledgement never crosses a NULL that is not confirmed, so NULL-ACK will say
+                // Delivered, unless the receiver was replaced in between and cannot know.
+                MessageState::Null(_) if message.null_tries >= NULL_TRIES => {
+                    SendStatus::MaybeDelivered(Reason::PeerRestarted)
+                }
+                MessageState::Null(_) => continue,
+                MessageState::Hole | MessageState::Done => {
+                    message.state = MessageState::Done;
+                    continue;
+                }
+            };
+            message.state = MessageState::Done;
+            let id = message.request.id;
+            self.finish(host, Some(id), Some(status));
+        }
+        self.settled(now, slot);
+    }
+
+    /// One number got its status; `Live` and `Null` only.
+    pub(super) fn settle<H: Host>(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        index: usize,
+        status: SendStatus,
+        host: &mut H,
+    ) {
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        let Some(message) = stream.queue.get_mut(index) else {
+            return;
+        };
+        let open = matches!(message.state, MessageState::Live | MessageState::Null(_));
+        message.state = MessageState::Done;
+        let id = message.request.id;
+        if let SendStatus::NotDelivered(reason) = status
+            && open
+            && pauses(reason)
+        {
+            stream.paused = true;
+        }
+        if open {
+            self.finish(host, Some(id), Some(status));
+        }
+        self.settled(now, slot);
+    }
+
+    /// The front of the queue may have been settled: progress.
+    fn settled(&mut self, now: Nanos, slot: u32) {
+        let idle = Nanos::from(self.config.policy.stream_idle_ms) * 1_000_000;
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        if !stream.pop_settled() {
+            return;
+        }
+        stream.stalled = false;
+        stream.backoff = 0;
+        stream.last_back = None;
+        stream.timer = Nanos::MAX; // starts anew
+        if stream.queue.is_empty() {
+            stream.deadline = Nanos::MAX;
+            stream.idle_at = now.saturating_add(idle);
+        }
+        self.rearm(now, slot);
+        self.activate(now, slot);
+    }
+
+    /// Gives up, with `reason`, the Live messages that `which` names.
+    pub(super) fn give_up_where<H: Host>(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        reason: Reason,
+        host: &mut H,
+        which: impl Fn(&Message) -> bool,
+    ) {
+        let mut index = 0;
+        while let Some(stream) = self.send.get_mut(slot)
+            && let Some(message) = stream.queue.get(index)
+        {
+            if message.state == MessageState::Live && which(message) {
+                let id = message.request.id;
+                let status = stream.give_up(index, reason);
+                self.finish(host, Some(id), status);
+            }
+            index += 1;
+        }
+        if let Some(stream) = self.send.get_mut(slot) {
+            stream.find_deadline();
+            self.activate(now, slot);
+        }
+    }
+
+    /// Everything transmitted ends as MaybeDelivered (NULLs with their own reason, which the application asked for); what was
+    /// not transmitted stays.
+    pub(super) fn settle_transmitted<H: Host>(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        reason: Reason,
+        host: &mut H,
+    ) {
+        let Some(stream) = self.send.get(slot) else {
+            return;
+        };
+        for index in 0..stream.high.wrapping_sub(stream.base) as usize {
+            let Some(message) = self.send.get_mut(slot).and_then(|s| s.queue.get_mut(index)) else {
+                break;
+            };
+            let status = match message.state {
+                MessageState::Live => SendStatus::MaybeDelivered(reason),
+                MessageState::Null(reason) => SendStatus::MaybeDelivered(reason),
+                MessageState::Hole | MessageState::Done => {
+                    message.state = MessageState::Done;
+                    continue;
+                }
+            };
+            message.state = MessageState::Done;
+            let id = message.request.id;
+            self.finish(host, Some(id), Some(status));
+        }
+        self.settled(now, slot);
+    }
+
+    /// Every send of the stream ends. The next one opens a new epoch, so that late frames of this one hurt nobody.
+    pub(super) fn fail_stream<H: Host>(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        reason: Reason,
+        host: &mut H,
+    ) {
+        self.settle_transmitted(now, slot, reason, host);
+        self.end_untransmitted(now, slot, reason, host);
+        if let Some(stream) = self.send.get_mut(slot) {
+            stream.reopen = true;
+            stream.paused = false;
+        }
+    }
+
+    /// What is left of the queue was certainly not delivered; the epoch ends with it.
+    pub(super) fn end_untransmitted<H: Host>(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        reason: Reason,
+        host: &mut H,
+    ) {
+        let idle = Nanos::from(self.config.policy.stream_idle_ms) * 1_000_000;
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        let next = stream.next();
+        while let Some(message) = self.send.get_mut(slot).and_then(|s| s.queue.pop_front()) {
+            let status = match message.state {
+                MessageState::Live => SendStatus::NotDelivered(reason),
+                MessageState::Null(reason) => SendStatus::NotDelivered(reason),
+                MessageState::Hole | MessageState::Done => continue,
+            };
+            self.finish(host, Some(message.request.id), Some(status));
+        }
+        if let Some(stream) = self.send.get_mut(slot) {
+            (stream.base, stream.cursor, stream.high) = (next, next, next);
+            stream.void_volatile();
+            stream.nulls = false;
+            stream.deadline = Nanos::MAX;
+            stream.reopen = true;
+            stream.idle_at = now.saturating_add(idle);
+            self.rearm(now, slot);
+        }
+    }
+
+    /// A peer is gone for now: its sends end, half-placed messages are forgotten.
+    pub(super) fn fail_peer<H: Host>(
+        &mut self,
+        now: Nanos,
+        peer: u32,
+        reason: Reason,
+        host: &mut H,
+    ) {
+        for slot in 0..self.send.end() {
+            if self
+                .send
+                .get(slot)
+                .is_some_and(|stream| stream.peer == peer)
+            {
+                self.fail_stream(now, slot, reason, host);
+            }
+        }
+        self.void_receiving(peer, host);
+        if let Some(entry) = self.peers.get_mut(peer) {
+            entry.state = PeerState::Idle;
+            entry.waiting_since = None;
+            entry.hello_due = false;
+            entry.hello_outstanding = false;
+            entry.replies.clear();
+        }
+    }
+
+    /// Streams to a node whose queues never became known.
+    pub(super) fn fail_unresolved<H: Host>(
+        &mut self,
+        now: Nanos,
+        node: NodeId,
+        reason: Reason,
+        host: &mut H,
+    ) {
+        for slot in 0..self.send.end() {
+            let unresolved = |s: &super::SendStream| s.key.node == node && s.peer == NONE;
+            if self.send.get(slot).is_some_and(unresolved) {
+                self.fail_stream(now, slot, reason, host);
+            }
+        }
+    }
+}

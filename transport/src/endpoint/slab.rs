@@ -1,0 +1,64 @@
+//! A table whose rows keep their number: peers, streams and long messages are named by slot, so that queues and timers hold four
+//! bytes instead of a key. Rows are reused; nothing is allocated once the table has been as large as it gets.
+
+use alloc::vec::Vec;
+
+/// No row.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// The table.
+#[derive(Clone, Debug)]
+pub(super) struct Slab<T> {
+    rows: Vec<Option<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Slab<T> {
+    pub(super) fn new() -> Self {
+        Self {
+            rows: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+
+    pub(super) fn insert(&mut self, row: T) -> u32 {
+        if let Some(slot) = self.free.pop()
+            && let Some(place) = self.rows.get_mut(slot as usize)
+        {
+            *place = Some(row);
+            return slot;
+        }
+        self.rows.push(Some(row));
+        (self.rows.len() - 1) as u32
+    }
+
+    pub(super) fn remove(&mut self, slot: u32) -> Option<T> {
+        let row = self.rows.get_mut(slot as usize)?.take()?;
+        self.free.push(slot);
+        Some(row)
+    }
+
+    pub(super) fn get(&self, slot: u32) -> Option<&T> {
+        self.rows.get(slot as usize)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut T> {
+        self.rows.get_mut(slot as usize)?.as_mut()
+    }
+
+    /// Slots in use lie below this.
+    pub(super) fn end(&self) -> u32 {
+        self.rows.len() as u32
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rows.len() - self.free.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.rows
+            .iter()
+            .enumerate()
+            .filter_map(|(slot, row)| Some((slot as u32, row.as_ref()?)))
+    }
+}

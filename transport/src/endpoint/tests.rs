@@ -1,0 +1,514 @@
+//! Two endpoints and a network that loses, doubles and reorders: the quick check; the thorough ones live in `transport/tests`.
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::string::ToString;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::*;
+use crate::host::*;
+use crate::ident::*;
+use crate::wire::crc32c;
+
+/// The engine's surroundings, all in vectors. Records and sends survive `restore`.
+#[derive(Default)]
+struct TestHost {
+    payloads: BTreeMap<u32, Vec<u8>>,
+    accepted: Vec<(SendRequest, RecordId, u32, u32)>,
+    completed: Vec<(u32, SendStatus)>,
+    buffers: BTreeMap<u32, Vec<u8>>,
+    tokens: Vec<u32>,
+    token_len: u32,
+    open: bool,
+    delivered: Vec<(Delivery, Vec<u8>)>,
+    epoch: u32,
+    next_record: u32,
+    sending: BTreeMap<u32, (StreamKey, u64, u32, u32)>,
+    receiving: BTreeMap<u32, (StreamKey, u64, u32, u32)>,
+    peers: BTreeMap<Peer, (u64, u32)>,
+    next_token: u32,
+}
+
+impl TestHost {
+    fn provide(&mut self, count: u32) {
+        for _ in 0..count {
+            self.tokens.push(self.next_token);
+            self.next_token += 1;
+        }
+    }
+
+    fn durable(&self) -> Durable {
+        let done: Vec<u32> = self.completed.iter().map(|c| c.0).collect();
+        Durable {
+            peers: self.peers.iter().map(|(p, v)| (*p, v.0, v.1)).collect(),
+            sending: self
+                .sending
+                .iter()
+                .map(|(record, s)| RestoredSendStream {
+                    record: RecordId(*record),
+                    stream: s.0,
+                    incarnation: s.1,
+                    epoch: s.2,
+                    next: s.3,
+                })
+                .collect(),
+            receiving: self
+                .receiving
+                .iter()
+                .map(|(record, s)| RestoredReceiveStream {
+                    record: RecordId(*record),
+                    stream: s.0,
+                    incarnation: s.1,
+                    epoch: s.2,
+                    base: s.3,
+                    closed: false,
+                })
+                .collect(),
+            sends: self
+                .accepted
+                .iter()
+                .filter(|s| !done.contains(&s.0.id.slot))
+                .map(|s| RestoredSend {
+                    request: s.0,
+                    record: s.1,
+                    number: s.3,
+                })
+                .collect(),
+        }
+    }
+}
+
+impl Host for TestHost {
+    fn accept(&mut self, send: &SendRequest, record: RecordId, epoch: u32, number: u32) {
+        let stream = self.sending.get_mut(&record.0).unwrap();
+        assert_eq!((stream.2, stream.3), (epoch, number), "numbers in order");
+        stream.3 = number.wrapping_add(1);
+        self.accepted.push((*send, record, epoch, number));
+    }
+    fn read_payload(
+        &mut self,
+        send: SendId,
+        offset: u32,
+        to: &mut [u8],
+    ) -> Result<u32, MemoryFault> {
+        let from = self.payloads.get(&send.slot).ok_or(MemoryFault)?;
+        to.copy_from_slice(&from[offset as usize..offset as usize + to.len()]);
+        Ok(crc32c(to))
+    }
+    fn complete(&mut self, send: SendId, status: SendStatus) {
+        assert!(
+            !self.completed.iter().any(|c| c.0 == send.slot),
+            "completed twice"
+        );
+        self.completed.push((send.slot, status));
+    }
+    fn claim(&mut self, port: PortId, _: Priority, len: u32) -> Result<BufferId, NoBuffer> {
+        if !self.open {
+            return Err(NoBuffer::PortClosed);
+        }
+        if len > self.token_len {
+            return Err(NoBuffer::TooLong);
+        }
+        let slot = self.tokens.pop().ok_or(NoBuffer::NotNow)?;
+        self.buffers.insert(slot, vec![0; len as usize]);
+        Ok(BufferId {
+            port,
+            slot,
+            generation: 1,
+        })
+    }
+    fn release(&mut self, buffer: BufferId) {
+        self.buffers.remove(&buffer.slot).unwrap();
+        self.tokens.push(buffer.slot);
+    }
+    fn write_payload(
+        &mut self,
+        buffer: BufferId,
+        offset: u32,
+        from: &[u8],
+    ) -> Result<u32, MemoryFault> {
+        let to = self.buffers.get_mut(&buffer.slot).unwrap();
+        to[offset as usize..offset as usize + from.len()].copy_from_slice(from);
+        Ok(crc32c(from))
+    }
+    fn commit(&mut self, delivery: &Delivery) -> Result<(), MemoryFault> {
+        let stream = self.receiving.get_mut(&delivery.record.0).unwrap();
+        assert_eq!((stream.2, stream.3), (delivery.epoch, delivery.number));
+        stream.3 = delivery.number.wrapping_add(1);
+        let bytes = self.buffers.remove(&delivery.buffer.slot).unwrap();
+        assert_eq!(bytes.len(), delivery.len as usize);
+        self.delivered.push((*delivery, bytes));
+        Ok(())
+    }
+    fn commit_base(&mut self, record: RecordId, epoch: u32, base: u32) {
+        let stream = self.receiving.get_mut(&record.0).unwrap();
+        assert_eq!((stream.2, stream.3.wrapping_add(1)), (epoch, base));
+        stream.3 = base;
+    }
+    fn draw_epoch(&mut self) -> u32 {
+        self.epoch += 1;
+        self.epoch
+    }
+    fn open_send_record(
+        &mut self,
+        stream: StreamKey,
+        incarnation: u64,
+        epoch: u32,
+        next: u32,
+    ) -> Result<RecordId, TableFull> {
+        self.next_record += 1;
+        self.sending
+            .insert(self.next_record, (stream, incarnation, epoch, next));
+        Ok(RecordId(self.next_record))
+    }
+    fn free_send_record(&mut self, record: RecordId) {
+        self.sending.remove(&record.0).unwrap();
+    }
+    fn open_receive_record(
+        &mut self,
+        stream: StreamKey,
+        incarnation: u64,
+        epoch: u32,
+        base: u32,
+    ) -> Result<RecordId, TableFull> {
+        self.next_record += 1;
+        self.receiving
+            .insert(self.next_record, (stream, incarnation, epoch, base));
+        Ok(RecordId(self.next_record))
+    }
+    fn free_receive_record(&mut self, record: RecordId) {
+        self.receiving.remove(&record.0).unwrap();
+    }
+    fn store_peer(&mut self, peer: Peer, incarnation: u64, floor: u32) -> Result<(), TableFull> {
+        self.peers.insert(peer, (incarnation, floor));
+        Ok(())
+    }
+}
+
+struct Side {
+    endpoint: Endpoint,
+    host: TestHost,
+}
+
+/// Two nodes and the wire between them.
+struct Pair {
+    now: Nanos,
+    sides: [Side; 2],
+    wire: VecDeque<(Nanos, usize, Vec<u8>)>,
+    random: u64,
+    /// Of 1000 frames: lost, doubled, late, corrupted.
+    loss: u64,
+    double: u64,
+    late: u64,
+    corrupt: u64,
+    next_slot: u32,
+    frame: u16,
+}
+
+const LATENCY: Nanos = 10_000;
+
+fn config(node: u16, frame: u16) -> Config {
+    Config {
+        node: NodeId(node),
+        queue: 0,
+        queues: 1,
+        incarnation: 0x1_0000_0000 * u64::from(node) + 77 * u64::from(node),
+        engine_epoch: 1,
+        cluster: 42,
+        name: alloc::format!("node-{node}").to_string(),
+        max_frame: frame,
+        max_peers: 8,
+        first_number: u32::MAX - 3,
+        policy: Policy::default(),
+    }
+}
+
+impl Pair {
+    fn new(frame: u16) -> Self {
+        let side = |node| {
+            let mut endpoint = Endpoint::new(config(node, frame), 0);
+            for other in [1, 2] {
+                endpoint.set_node(0, NodeId(other), frame);
+            }
+            endpoint.port_opened(PortId(5));
+            let mut host = TestHost {
+                open: true,
+                token_len: 1 << 24,
+                ..TestHost::default()
+            };
+            host.provide(1000);
+            Side { endpoint, host }
+        };
+        Self {
+            now: 1_000_000,
+            sides: [side(1), side(2)],
+            wire: VecDeque::new(),
+            random: 0x9e37_79b9_7f4a_7c15,
+            loss: 0,
+            double: 0,
+            late: 0,
+            corrupt: 0,
+            next_slot: 0,
+            frame,
+        }
+    }
+
+    fn dice(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+
+    fn send(&mut self, from: usize, to: u16, len: usize, deadline: Nanos) -> u32 {
+        let slot = self.next_slot;
+        self.next_slot += 1;
+        let payload: Vec<u8> = (0..len)
+            .map(|i| (i as u32).wrapping_mul(31).wrapping_add(slot * 7) as u8)
+            .collect();
+        let side = &mut self.sides[from];
+        side.host.payloads.insert(slot, payload);
+        let request = SendRequest {
+            id: SendId {
+                port: PortId(5),
+                slot,
+                generation: 1,
+            },
+            stream: StreamKey {
+                local: PortId(5),
+                node: NodeId(to),
+                remote: PortId(5),
+                priority: Priority::Low,
+            },
+            len: len as u32,
+            tag: u64::from(slot),
+            deadline,
+        };
+        side.endpoint
+            .submit(self.now, &request, &mut side.host)
+            .unwrap();
+        slot
+    }
+
+    /// Everybody sends what they may, then time moves on to the next thing that happens. False if nothing ever will.
+    fn step(&mut self) -> bool {
+        let mut frame = vec![0; usize::from(self.frame)];
+        for from in 0..2 {
+            loop {
+                let side = &mut self.sides[from];
+                let Some(transmit) =
+                    side.endpoint
+                        .poll_transmit(self.now, &mut frame, &mut side.host)
+                else {
+                    break;
+                };
+                let mut bytes = frame[..transmit.len].to_vec();
+                let to = usize::from(transmit.peer.node.0 - 1);
+                let dice = self.dice() % 1000;
+                if dice < self.loss {
+                    continue;
+                }
+                let mut at = self.now + LATENCY;
+                if self.dice() % 1000 < self.late {
+                    at += self.dice() % (20 * LATENCY);
+                }
+                if self.dice() % 1000 < self.double {
+                    let later = at + self.dice() % (50 * LATENCY);
+                    self.wire.push_back((later, to, bytes.clone()));
+                }
+                if self.dice() % 1000 < self.corrupt {
+                    let index = self.dice() as usize % bytes.len();
+                    bytes[index] ^= 1 << (self.dice() % 8);
+                }
+                self.wire.push_back((at, to, bytes));
+            }
+            self.sides[from].endpoint.check_consistency();
+        }
+        self.wire.make_contiguous().sort_by_key(|frame| frame.0);
+        let timeouts = self
+            .sides
+            .iter()
+            .filter_map(|side| side.endpoint.poll_timeout());
+        let next = timeouts.chain(self.wire.front().map(|frame| frame.0)).min();
+        let Some(next) = next else { return false };
+        self.now = self.now.max(next);
+        while let Some((_, to, bytes)) = self.wire.pop_front_if(|frame| frame.0 <= self.now) {
+            let side = &mut self.sides[to];
+            // In two segments, as jumbo frames arrive.
+            let cut = bytes.len().min(2000);
+            let _ = side.endpoint.handle_frame(
+                self.now,
+                &[&bytes[..cut], &bytes[cut..]],
+                &mut side.host,
+            );
+            side.endpoint.check_consistency();
+        }
+        for side in &mut self.sides {
+            side.endpoint.handle_timeout(self.now, &mut side.host);
+            side.endpoint.check_consistency();
+        }
+        true
+    }
+
+    fn run_until(&mut self, limit: Nanos, done: impl Fn(&Self) -> bool) -> bool {
+        let end = self.now + limit;
+        while !done(self) {
+            if self.now > end || !self.step() {
+                return done(self);
+            }
+        }
+        true
+    }
+
+    fn all_settled(&self) -> bool {
+        self.sides.iter().all(|side| side.endpoint.unsettled() == 0)
+    }
+
+    /// Everything delivered is what was sent, once and in order.
+    fn check_deliveries(&self) {
+        for (to, side) in self.sides.iter().enumerate() {
+            for from in 0..2 {
+                let mine = side
+                    .host
+                    .delivered
+                    .iter()
+                    .filter(|d| usize::from(d.0.stream.node.0 - 1) == from);
+                let mut last = None;
+                for (delivery, bytes) in mine {
+                    let slot = delivery.tag as u32;
+                    assert!(
+                        last.is_none_or(|last| slot > last),
+                        "order or duplicate {slot} after {last:?}"
+                    );
+                    last = Some(slot);
+                    assert!(
+                        &self.sides[from].host.payloads[&slot] == bytes,
+                        "bytes of {slot} to {to}"
+                    );
+                }
+            }
+            for (slot, status) in &side.host.completed {
+                let there = self
+                    .sides
+                    .iter()
+                    .any(|s| s.host.delivered.iter().any(|d| d.0.tag == u64::from(*slot)));
+                match status {
+                    SendStatus::Delivered => assert!(there, "{slot} said delivered"),
+                    SendStatus::NotDelivered(_) => assert!(!there, "{slot} said not delivered"),
+                    SendStatus::MaybeDelivered(_) => {}
+                }
+            }
+        }
+    }
+
+    fn statuses(&self, from: usize) -> Vec<SendStatus> {
+        let mut completed = self.sides[from].host.completed.clone();
+        completed.sort_by_key(|c| c.0);
+        completed.into_iter().map(|c| c.1).collect()
+    }
+
+    /// The engine dies and another takes over what the ledger holds.
+    fn take_over(&mut self, node: usize) {
+        let side = &mut self.sides[node];
+        let mut config = side.endpoint.config().clone();
+        config.engine_epoch += 1;
+        let durable = side.host.durable();
+        let held: Vec<u32> = side.host.buffers.keys().copied().collect();
+        for slot in held {
+            side.host.buffers.remove(&slot);
+            side.host.tokens.push(slot);
+        }
+        side.endpoint = Endpoint::restore(config, self.now, &durable);
+        for other in [1, 2] {
+            side.endpoint.set_node(self.now, NodeId(other), self.frame);
+        }
+        side.endpoint.port_opened(PortId(5));
+    }
+}
+
+const SECOND: Nanos = 1_000_000_000;
+
+#[test]
+fn messages_of_all_sizes_arrive() {
+    for frame in [1472, 8972] {
+        let mut pair = Pair::new(frame);
+        for len in [
+            0, 1, 100, 1400, 1500, 4000, 9000, 20_000, 300_000, 3_000_000,
+        ] {
+            pair.send(0, 2, len, Nanos::MAX);
+            pair.send(1, 1, len, Nanos::MAX);
+            pair.send(0, 1, len, Nanos::MAX); // to itself
+        }
+        assert!(pair.run_until(SECOND, Pair::all_settled));
+        pair.check_deliveries();
+        assert_eq!(pair.sides[1].host.delivered.len(), 10);
+        assert_eq!(pair.sides[0].host.delivered.len(), 20);
+        let c = pair.sides[0].endpoint.counters();
+        assert_eq!(
+            (
+                c.timeouts,
+                c.retransmits,
+                c.retransmitted_bytes,
+                c.protocol_violations
+            ),
+            (0, 0, 0, 0)
+        );
+    }
+}
+
+#[test]
+fn loss_doubling_reordering_and_corruption_change_nothing() {
+    for seed in 1..30u64 {
+        let mut pair = Pair::new(1472);
+        pair.random ^= seed.wrapping_mul(0x1234_5678_9abc_def1);
+        (pair.loss, pair.double, pair.late, pair.corrupt) = (50, 50, 100, 20);
+        for i in 0..300usize {
+            let len = match i % 10 {
+                0 => 40_000 + i * 100,
+                n => n * n * 10,
+            };
+            pair.send(i % 2, 2 - (i % 2) as u16, len, Nanos::MAX);
+            if i % 37 == 0 {
+                pair.run_until(50 * LATENCY, |_| false);
+            }
+        }
+        assert!(
+            pair.run_until(60 * SECOND, Pair::all_settled),
+            "seed {seed}"
+        );
+        pair.check_deliveries();
+        assert!(
+            pair.statuses(0)
+                .iter()
+                .chain(&pair.statuses(1))
+                .all(|s| *s == SendStatus::Delivered)
+        );
+    }
+}
+
+#[test]
+fn engines_die_and_nothing_is_lost_or_doubled() {
+    for seed in 1..40u64 {
+        let mut pair = Pair::new(1472);
+        pair.random ^= seed.wrapping_mul(0x7654_3210_9abc_def1);
+        (pair.loss, pair.double, pair.late) = (20, 20, 50);
+        for i in 0..200usize {
+            pair.send(0, 2, if i % 7 == 0 { 30_000 } else { 200 }, Nanos::MAX);
+            pair.run_until(3 * LATENCY, |_| false);
+            if pair.dice().is_multiple_of(20) {
+                pair.take_over((seed % 2) as usize);
+            }
+            if pair.dice().is_multiple_of(40) {
+                pair.take_over(0);
+                pair.take_over(1);
+            }
+        }
+        assert!(
+            pair.run_until(60 * SECOND, Pair::all_settled),
+            "seed {seed}"
+        );
+        pair.check_deliveries();
+        assert!(pair.statuses(0).iter().all(|s| *s == SendStatus::Delivered));
+        assert_eq!(pair.sides[1].host.delivered.len(), 200);
+    }
+}
