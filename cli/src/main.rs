@@ -1,1 +1,59 @@
-fn main() {}
+//! `portolan`: see, test and use a Portolan node from the command line.
+
+mod allsize;
+mod arguments;
+mod echo;
+mod ping;
+mod progress;
+mod receive_file;
+mod report;
+mod send_file;
+mod table;
+mod target;
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Parser;
+use portolan::{Node, Report};
+
+use arguments::{Arguments, Command};
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(code) => code,
+        Err(error) => {
+            // A reader that left (`portolan peers | head`) is no news.
+            let left = error.chain().any(|cause| {
+                cause
+                    .downcast_ref::<std::io::Error>()
+                    .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+            });
+            if !left {
+                eprintln!("portolan: {error:#}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let node = Node::attach(&arguments.socket)?;
+    match &arguments.command {
+        Command::Status(format) => report::show(&node, Report::Status, format.json),
+        Command::Peers(format) => report::show(&node, Report::Peers, format.json),
+        Command::Ports(format) => report::show(&node, Report::Ports, format.json),
+        Command::Counters(format) => report::show(&node, Report::Counters, format.json),
+        Command::Ping(options) => ping::run(&node, options),
+        Command::Send(options) => send_file::run(&node, options),
+        Command::Recv(options) => receive_file::run(&node, options),
+        Command::Echo(options) => echo::run(&node, options),
+        Command::Allsize(options) => allsize::run(&node, options),
+        Command::Fault { kind, engine } => {
+            node.inject_fault(*engine, kind.name())
+                .with_context(|| format!("cannot {} engine {engine}", kind.name()))?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
