@@ -72,13 +72,13 @@ pub struct Ping {
     #[arg(value_name = "NODE[:PORT]")]
     pub target: TargetText<SERVICE_PORT>,
     /// How many times
-    #[arg(long, short = 'c', default_value_t = 5)]
+    #[arg(long, short = 'c', default_value_t = 1000)]
     pub count: u64,
     /// Bytes of each message, up to 4096
     #[arg(long, short = 's', default_value_t = 64, value_parser = clap::value_parser!(u16).range(0..=4096))]
     pub size: u16,
-    /// Seconds from one to the next; 0: without a pause
-    #[arg(long, short = 'i', value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    /// Seconds from one to the next; from 0.1 on, each is printed
+    #[arg(long, short = 'i', value_name = "SECONDS", default_value = "0", value_parser = seconds)]
     pub interval: Duration,
     /// Seconds after which an answer counts as lost
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]

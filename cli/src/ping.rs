@@ -16,6 +16,9 @@ use crate::table::duration;
 /// Below this pause, replies are not printed one by one.
 const SLOW_ENOUGH_TO_READ: Duration = Duration::from_millis(100);
 
+/// A target that answers none of so many is given up.
+const HOPELESS: u64 = 5;
+
 /// What became of one ping.
 enum Outcome {
     Answered(Duration),
@@ -68,6 +71,9 @@ pub fn run(node: &Node, options: &Ping) -> anyhow::Result<ExitCode> {
                 lost += 1;
                 last_loss = Some(why);
             }
+        }
+        if lost == HOPELESS && times.is_empty() {
+            break;
         }
         if i + 1 < options.count {
             pause(&mut port, options.interval.saturating_sub(start.elapsed()))?;
@@ -146,7 +152,7 @@ fn print(
         let document = json!({
             "target": to.to_string(),
             "bytes": options.size,
-            "sent": options.count,
+            "sent": times.len() + lost,
             "answered": times.len(),
             "lost": lost,
             "last_loss": last_loss,
@@ -159,7 +165,7 @@ fn print(
     writeln!(
         out,
         "{} sent to {to}, {} answered, {lost} lost",
-        options.count,
+        times.len() + lost,
         times.len()
     )?;
     if let Some(why) = last_loss {
