@@ -149,12 +149,17 @@ fn ping_and_allsize() {
 #[test]
 fn failures_are_definite() {
     let daemon = FakeDaemon::start();
-    let output = run(&daemon, &["ping", "1:99", "-c", "1"]);
+    let output = run(&daemon, &["ping", "1:99", "-c", "1", "-i", "1"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stdout).contains("lost: not delivered: the receiving port is not open"));
     let output = run(&daemon, &["ping", "other"]);
-    assert!(text(&output.stdout).contains("5 sent to 2:0, 0 answered, 5 lost"));
-    assert!(text(&output.stdout).contains("no route to it"));
+    let words = text(&output.stdout);
+    assert!(
+        words.contains("5 sent to 2:0, 0 answered, 5 lost"),
+        "{words}{}",
+        text(&output.stderr)
+    );
+    assert!(words.contains("no route to it"));
     let output = run(&daemon, &["ping", "nobody"]);
     assert!(text(&output.stderr).contains("no node is called that"));
     let output = run(&daemon, &["allsize", "1:99", "--max", "10"]);
