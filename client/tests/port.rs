@@ -248,12 +248,8 @@ fn nobody_sleeps_through_a_doorbell() {
                 }
             }
         }
-        // The engine looks every 20 ms even when nobody rings, so missed doorbells show as time: 600 of them would take 12 s.
-        assert!(
-            start.elapsed() < SECOND * 4,
-            "{wait:?} {:?}",
-            start.elapsed()
-        );
+        // The engine looks every 100 ms even when nobody rings, so missed doorbells show as time: 600 of them would take a minute.
+        assert!(start.elapsed() < LONG, "{wait:?} {:?}", start.elapsed());
         let closed = echo.join().unwrap();
         assert_eq!((closed.failed, closed.unfinished), (0, 0));
         assert!(daemon.knobs.rung.load(Ordering::Relaxed) > 0);

@@ -593,7 +593,7 @@ fn engine(knobs: &Knobs, ports: &Ports) {
             .collect();
         let timeout = Timespec {
             tv_sec: 0,
-            tv_nsec: 20_000_000,
+            tv_nsec: 100_000_000,
         };
         let _ = rustix::event::poll(&mut fds, Some(&timeout));
         for bell in &bells {
