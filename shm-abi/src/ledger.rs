@@ -81,7 +81,7 @@ pub struct ReceiveStreamRecord {
     pub key: AtomicU64,
     /// The peer's incarnation.
     pub incarnation: AtomicU64,
-    /// The stream's epoch.
+    /// Low: the stream's epoch; high: generation of the port's instance that opened it, 0 if the port was closed.
     pub epoch: AtomicU64,
     /// Low: base, the next number to commit; high: bitmap of committed numbers after it (profile `rmpp`).
     pub base: AtomicU64,

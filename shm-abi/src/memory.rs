@@ -93,6 +93,11 @@ impl Mapping {
         self.bytes
     }
 
+    /// `len` words at byte `offset`, for memory whose layout the caller knows. The range must lie inside.
+    pub fn words(&self, offset: usize, len: usize) -> &[AtomicU64] {
+        self.at(offset, len)
+    }
+
     fn at<T>(&self, offset: usize, len: usize) -> &[T] {
         assert!(
             offset.is_multiple_of(align_of::<T>()) && offset + len * size_of::<T>() <= self.bytes
