@@ -139,6 +139,11 @@ impl<D> Xsk<'_, D> {
     pub fn zero_copy(&self) -> bool {
         self.zero_copy
     }
+
+    /// Where the UMEM is mapped: tells from a segment's address which chunk it lies in.
+    pub fn umem_address(&self) -> usize {
+        self.umem.address()
+    }
 }
 
 impl Xsk<'_> {

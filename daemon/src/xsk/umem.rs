@@ -162,6 +162,11 @@ impl UmemMap {
         Ok(UmemMap { mapping })
     }
 
+    /// Where it is mapped.
+    pub(super) fn address(&self) -> usize {
+        self.mapping.start().as_ptr().addr()
+    }
+
     fn contains(&self, range: &Range<usize>) -> bool {
         range.start <= range.end && range.end <= self.mapping.len()
     }
