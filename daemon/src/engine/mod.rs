@@ -1,3 +1,232 @@
-//! One engine: a poll loop over its sockets, its ports and the transport.
+//! One engine: a poll loop over its socket, its ports and the transport.
+//!
+//! An engine is an unprivileged process that owns nothing that must survive: it maps what its supervisor hands it ([`briefing`]),
+//! takes over from whoever worked there before ([`restore`]), and then turns one duty cycle ([`Engine::turn`]) until its link ends.
+//! Killing it at any instruction loses nothing ([`commit`]).
+//!
+//! | file | noun |
+//! |---|---|
+//! | `mod.rs` | the process and its duty cycle |
+//! | `briefing.rs` | what the supervisor hands over at the start |
+//! | `serve.rs` | tokens from the ports, messages from the link |
+//! | `path.rs` | the path of frames: socket and crossing rings ↔ transport |
+//! | `encap.rs`, `routes.rs` | outer headers, and where each node is |
+//! | `crossing.rs` | frames between the engines of a node |
+//! | `ports.rs`, `buffers.rs`, `bell.rs` | ports, receive tokens, doorbells |
+//! | `host.rs` | what the transport asks for |
+//! | `commit.rs`, `ledger_facts.rs`, `restore.rs` | durable facts: their order, their tables, taking over |
+//! | `control.rs` | the link to the supervisor |
+//! | `wait.rs` | waiting without work |
+//! | `sandbox.rs` | what may be asked of the kernel |
+//! | `counters.rs` | what is counted |
 
+mod bell;
+mod briefing;
+mod buffers;
+mod commit;
+mod control;
+pub mod counters;
+#[cfg(test)]
+mod crash_tests;
 pub mod crossing;
+mod encap;
+mod host;
+mod ledger_facts;
+mod path;
+mod ports;
+mod restore;
+mod routes;
+mod sandbox;
+mod serve;
+mod wait;
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{Ordering, fence};
+
+use anyhow::bail;
+use portolan_abi::ledger::{HEARTBEAT_SLEEPING, Ledger};
+use portolan_transport::ident::Nanos;
+
+use crate::engine_link::{FromEngine, ToEngine};
+
+use briefing::Briefing;
+use control::{Incoming, Link};
+use counters::CounterPage;
+use path::Path;
+use wait::{MAX_SLEEP_NS, Next, Waiter};
+
+/// How often the link is looked at while the engine does not sleep.
+const CONTROL_EVERY_NS: Nanos = 200_000;
+/// How often the counters are copied to the ledger.
+const COUNTERS_EVERY_NS: Nanos = 1_000_000;
+
+/// CLOCK_MONOTONIC in nanoseconds, without a system call.
+fn now() -> Nanos {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (time.tv_sec as u64)
+        .saturating_mul(1_000_000_000)
+        .saturating_add(time.tv_nsec as u64)
+}
+
+/// Runs an engine whose link is descriptor [`crate::engine_link::LINK_FD`], until its supervisor stops it or goes away.
+///
+/// # Errors
+/// What kept it from going on; the supervisor was told the same.
+pub fn run() -> anyhow::Result<()> {
+    let mut link = Link::inherit()?;
+    let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| serve(&mut link)));
+    let error = match served {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(error)) => error,
+        // The ledger is consistent at any instruction, so also here; a successor takes over from it.
+        Err(panic) => {
+            let what = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let what = what.or_else(|| panic.downcast_ref::<String>().cloned());
+            anyhow::anyhow!("panicked: {}", what.unwrap_or_default())
+        }
+    };
+    link.send(&FromEngine::Fatal {
+        message: format!("{error:#}"),
+    });
+    Err(error)
+}
+
+/// From the first message to the last loop.
+fn serve(link: &mut Link) -> anyhow::Result<()> {
+    let (config, fds) = match link.receive(true)? {
+        Incoming::Message(ToEngine::Start(config), fds) => (*config, fds),
+        Incoming::Closed => return Ok(()),
+        Incoming::Nothing | Incoming::Message(..) => bail!("the first message must be Start"),
+    };
+    let started = now();
+    let briefing = Briefing::begin(config, fds, link)?;
+    sandbox::enter()?;
+    let Some(mut engine) = briefing.complete(link)? else {
+        return Ok(());
+    };
+    link.send(&FromEngine::Ready {
+        adopted_in_ns: now().saturating_sub(started),
+    });
+    while engine.turn(link)? {}
+    Ok(())
+}
+
+/// A running engine.
+struct Engine {
+    path: Path,
+    ledger: Ledger<'static>,
+    counter_page: CounterPage,
+    waiter: Waiter,
+    /// Held open, so that others can wake us.
+    _own_wake: OwnedFd,
+    next_control: Nanos,
+    next_counters: Nanos,
+}
+
+impl Engine {
+    /// The duty cycle. False: leave.
+    fn turn(&mut self, link: &mut Link) -> anyhow::Result<bool> {
+        let now = now();
+        let mut worked = self.path.receive(now);
+        worked |= self.path.drain_crossings(now);
+        worked |= self.serve_ports(now, link);
+        worked |= self.path.timers(now);
+        worked |= self.path.transmit(now);
+        self.path.kick(now);
+        self.ring_doorbells(now);
+        self.path.wake_neighbours();
+        self.beat(worked);
+
+        if now >= self.next_control {
+            self.next_control = now.saturating_add(CONTROL_EVERY_NS);
+            if !self.control(now, link)? {
+                return Ok(false);
+            }
+        }
+        if now >= self.next_counters {
+            self.next_counters = now.saturating_add(COUNTERS_EVERY_NS);
+            self.publish_counters();
+        }
+        match self.waiter.after_loop(worked || self.path.blocked, now) {
+            Next::Loop => {}
+            Next::Sleep => self.sleep(now)?,
+        }
+        Ok(true)
+    }
+
+    /// Heartbeat, and the answer to a challenge.
+    fn beat(&mut self, worked: bool) {
+        self.path.counters.loops += 1;
+        self.path.counters.loops_busy += u64::from(worked);
+        let header = self.ledger.header();
+        let beat = self.path.counters.loops & !HEARTBEAT_SLEEPING;
+        header.heartbeat.store(beat, Ordering::Release);
+        let challenge = header.challenge.load(Ordering::Acquire);
+        if challenge != header.response.load(Ordering::Relaxed) {
+            header.response.store(challenge, Ordering::Release);
+        }
+    }
+
+    fn publish_counters(&self) {
+        self.counter_page.publish(
+            self.ledger,
+            &self.path.counters,
+            self.path.endpoint.counters(),
+            self.path.xsk.counters(),
+        );
+    }
+
+    /// Sleeps until a doorbell rings, a frame or a message comes, or something is due.
+    fn sleep(&mut self, now: Nanos) -> anyhow::Result<()> {
+        let until = self.due_at(now).min(now.saturating_add(MAX_SLEEP_NS));
+        if until <= now {
+            return Ok(());
+        }
+        self.publish_counters();
+        self.path.counters.sleeps += 1;
+        let header = self.ledger.header();
+        header
+            .heartbeat
+            .store(HEARTBEAT_SLEEPING | until, Ordering::Release);
+        self.announce_sleep(true);
+        // SYNC(doorbell), SYNC(crossing-sleep): our announcements before our look at the rings.
+        fence(Ordering::SeqCst);
+        if !self.has_work() && self.waiter.sleep(until - now)? {
+            self.next_control = 0;
+        }
+        self.announce_sleep(false);
+        let beat = self.path.counters.loops & !HEARTBEAT_SLEEPING;
+        header.heartbeat.store(beat, Ordering::Release);
+        Ok(())
+    }
+
+    /// When something is due by itself; `u64::MAX` for never.
+    fn due_at(&self, now: Nanos) -> Nanos {
+        let mut due = self.path.endpoint.poll_timeout().unwrap_or(Nanos::MAX);
+        if self.path.down_until > now {
+            due = due.min(self.path.down_until);
+        }
+        for port in self.path.host.ports.iter() {
+            due = due.min(port.alarm().unwrap_or(Nanos::MAX));
+        }
+        due
+    }
+
+    fn announce_sleep(&self, asleep: bool) {
+        for port in self.path.host.ports.iter() {
+            if asleep {
+                port.announce_sleep();
+            } else {
+                port.withdraw_sleep();
+            }
+        }
+        for neighbour in &self.path.neighbours {
+            neighbour.from.announce_sleep(asleep);
+        }
+    }
+
+    fn has_work(&mut self) -> bool {
+        self.path.host.ports.iter().any(ports::Port::has_work)
+            || (self.path.neighbours.iter_mut()).any(|n| n.from.available() > 0)
+    }
+}

@@ -1,0 +1,323 @@
+//! The order of the durable stores: accept, complete, take and commit (RECOVERY.md, *Order*), in one place.
+//!
+//! One fact is one aligned `u64`, stored once with Release. An engine that dies between any two stores of this file leaves facts from
+//! which [`super::restore`] finds exactly one continuation; the tests beside it stop at every one of these points.
+//!
+//! | step | stores, in order | the point of no return |
+//! |---|---|---|
+//! | accept a send | ledger copy · **tag** · stream {epoch, next} · ring consumer | tag {generation, number} |
+//! | accept a command, or refuse a send | ledger copy, marked local · **tag** · ring consumer | tag |
+//! | complete | event · **producer** · tag freed · events_settled | event producer |
+//! | take a receive token | **record, low half** · ring consumer (once per batch) | record |
+//! | commit a receive | event · **producer** · stream base · record, high half · events_settled | event producer |
+//!
+//! Rejected: a write-ahead log beside the rings (every message would be stored twice); flags such as "half done" (the order of the
+//! stores says as much). The engine never writes a client's slots.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use portolan_abi::event::{Certainty, Event, EventKind, Outcome, reason};
+use portolan_abi::ledger::{Ledger, SendRecord, pair, unpair};
+use portolan_abi::token::{FLAG_INLINE, SendToken};
+use portolan_transport::host::{Delivery, SendRequest, SendStatus};
+use portolan_transport::ident::RecordId;
+
+use super::ports::Port;
+
+/// Flag in [`SendRecord::stream`], bits 40–47: no stream knows of it; the status is in bits 48–63.
+const LOCAL: u64 = 1 << 40;
+/// Flag in [`SendRecord::stream`]: the payload is in the slot.
+const INLINE: u64 = 1 << 41;
+
+#[cfg(not(test))]
+#[inline(always)]
+pub(super) fn crash_point() {}
+#[cfg(test)]
+pub(super) use tests::crash_point;
+
+/// One durable fact.
+#[inline]
+pub(super) fn store(fact: &AtomicU64, value: u64) {
+    crash_point();
+    fact.store(value, Ordering::Release);
+}
+
+/// A send record as the ledger holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Accepted {
+    pub generation: u32,
+    pub number: u32,
+    pub node: u16,
+    pub port: u16,
+    pub len: u32,
+    pub arena_offset: u64,
+    pub message_tag: u64,
+    pub deadline: u64,
+    pub priority: u8,
+    pub inline: bool,
+    /// Set if no stream knows of it: how it ends.
+    pub local: Option<Outcome>,
+}
+
+/// The accepted send in a record, if there is one. A word that we would not have written is an error.
+pub(super) fn accepted(record: &SendRecord) -> Result<Option<Accepted>, ()> {
+    let load = |word: &AtomicU64| word.load(Ordering::Acquire);
+    let tag = load(&record.tag);
+    if tag == 0 {
+        return Ok(None);
+    }
+    let (generation, number) = unpair(tag);
+    let destination = load(&record.destination);
+    let stream = load(&record.stream);
+    let local = if stream & LOCAL != 0 {
+        Some(Outcome {
+            certainty: certainty((stream >> 48) as u8).ok_or(())?,
+            reason: (stream >> 56) as u8,
+        })
+    } else {
+        None
+    };
+    let priority = (stream >> 32) as u8;
+    if generation == 0 || priority > 1 {
+        return Err(());
+    }
+    Ok(Some(Accepted {
+        generation,
+        number,
+        node: destination as u16,
+        port: (destination >> 16) as u16,
+        len: (destination >> 32) as u32,
+        arena_offset: load(&record.arena_offset),
+        message_tag: load(&record.message_tag),
+        deadline: load(&record.deadline),
+        priority,
+        inline: stream & INLINE != 0,
+        local,
+    }))
+}
+
+fn certainty(code: u8) -> Option<Certainty> {
+    Some(match code {
+        0 => Certainty::Delivered,
+        1 => Certainty::NotDelivered,
+        2 => Certainty::MaybeDelivered,
+        _ => return None,
+    })
+}
+
+/// The transport's status as the application sees it.
+pub(super) fn outcome(status: SendStatus) -> Outcome {
+    let (certainty, reason) = match status {
+        SendStatus::Delivered => (Certainty::Delivered, 0),
+        SendStatus::NotDelivered(reason) => (Certainty::NotDelivered, reason as u8),
+        SendStatus::MaybeDelivered(reason) => (Certainty::MaybeDelivered, reason as u8),
+    };
+    Outcome { certainty, reason }
+}
+
+/// The end of a token that made no sense.
+pub(super) const REFUSED_TOKEN: Outcome = Outcome {
+    certainty: Certainty::NotDelivered,
+    reason: reason::BAD_TOKEN,
+};
+
+/// The end of a command.
+pub(super) const DONE: Outcome = Outcome {
+    certainty: Certainty::Delivered,
+    reason: 0,
+};
+
+/// **Accept a send.** The caller has read the slot once, checked the copy (`token`) and taken the entry from the send ring.
+pub(super) fn accept(
+    ledger: Ledger<'_>,
+    port: &Port,
+    token: &SendToken,
+    send: &SendRequest,
+    record: RecordId,
+    epoch: u32,
+    number: u32,
+) {
+    let Some(fact) = ledger.sends(port.number()).get(send.id.slot as usize) else {
+        return;
+    };
+    let inline = if token.flags & FLAG_INLINE != 0 {
+        INLINE
+    } else {
+        0
+    };
+    // The copy: means nothing while the tag is 0.
+    store(
+        &fact.destination,
+        u64::from(send.stream.node.0)
+            | u64::from(send.stream.remote.0) << 16
+            | u64::from(send.len) << 32,
+    );
+    store(&fact.arena_offset, token.arena_offset);
+    store(&fact.message_tag, send.tag);
+    store(&fact.deadline, send.deadline);
+    store(
+        &fact.stream,
+        u64::from(record.0) | (send.stream.priority as u64) << 32 | inline,
+    );
+    // The accept point: from here on the send exists, under this number, whoever dies.
+    store(&fact.tag, pair(send.id.generation, number));
+    // The number is used. If we die before this store, restore takes it from the tag.
+    if let Some(stream) = ledger.send_streams().get(record.0 as usize) {
+        store(&stream.state, pair(epoch, number.wrapping_add(1)));
+    }
+    // The application may reuse the ring entry. If we die before this store, restore finds the slot tagged and skips the entry.
+    crash_point();
+    port.release_sends();
+}
+
+/// Accepts what no stream will know of: a command, or a send that was refused. `token` was taken from the send ring.
+pub(super) fn accept_local(
+    ledger: Ledger<'_>,
+    port: &Port,
+    slot: u32,
+    generation: u32,
+    end: Outcome,
+) {
+    let Some(fact) = ledger.sends(port.number()).get(slot as usize) else {
+        return;
+    };
+    // How it ends is durable before it is accepted, so a successor ends it the same way.
+    store(
+        &fact.stream,
+        LOCAL | (end.certainty as u64) << 48 | u64::from(end.reason) << 56,
+    );
+    // The accept point.
+    store(&fact.tag, pair(generation, 0));
+    crash_point();
+    port.release_sends();
+}
+
+/// **Complete a send**, or a command.
+pub(super) fn complete(
+    ledger: Ledger<'_>,
+    port: &mut Port,
+    slot: u32,
+    generation: u32,
+    end: Outcome,
+) {
+    let Some(fact) = ledger.sends(port.number()).get(slot as usize) else {
+        return;
+    };
+    let event = Event {
+        kind: EventKind::Sent(end),
+        priority: 0,
+        slot,
+        generation,
+        len: 0,
+        node: 0,
+        port: 0,
+        record: 0,
+        epoch: 0,
+        number: 0,
+        tag: 0,
+    };
+    // The event, then the point from which the application knows.
+    port.publish_event(&event);
+    // The slot's record is free. If we die before this store, restore frees it when it replays the event.
+    store(&fact.tag, 0);
+    settle(ledger, port);
+}
+
+/// Takes a checked receive token. The provide ring's consumer follows once per batch ([`Port::release_provided`]); a successor that
+/// finds the entry again sees from this fact that it was taken.
+pub(super) fn take_receive(ledger: Ledger<'_>, port: u16, slot: u32, generation: u32) {
+    if let Some(fact) = ledger.receives(port).get(slot as usize) {
+        let (consumed, _) = unpair(fact.load(Ordering::Relaxed));
+        store(fact, pair(consumed, generation));
+    }
+}
+
+/// **Commit** a message that is placed and verified.
+pub(super) fn commit(ledger: Ledger<'_>, port: &mut Port, delivery: &Delivery) {
+    let event = Event {
+        kind: EventKind::Received,
+        priority: delivery.stream.priority as u8,
+        slot: delivery.buffer.slot,
+        generation: delivery.buffer.generation,
+        len: delivery.len,
+        node: delivery.stream.node.0,
+        port: delivery.stream.remote.0,
+        record: delivery.record.0,
+        epoch: delivery.epoch,
+        number: delivery.number,
+        tag: delivery.tag,
+    };
+    // The event, then **the commit point**: the message is the application's. If we die from here on, restore does the rest from the
+    // event itself; the peer, not yet acknowledged, sends again and is told that its number is past.
+    port.publish_event(&event);
+    settle_base(ledger, delivery.record, delivery.number.wrapping_add(1));
+    settle_slot(
+        ledger,
+        port.number(),
+        delivery.buffer.slot,
+        delivery.buffer.generation,
+    );
+    settle(ledger, port);
+}
+
+/// Commits a number without a delivery.
+pub(super) fn commit_base(ledger: Ledger<'_>, record: RecordId, base: u32) {
+    settle_base(ledger, record, base);
+}
+
+/// The next number to commit; what acknowledgements are read from.
+pub(super) fn settle_base(ledger: Ledger<'_>, record: RecordId, base: u32) {
+    if let Some(stream) = ledger.receive_streams().get(record.0 as usize) {
+        store(&stream.base, pair(0, base));
+    }
+}
+
+/// The receive token is the application's again.
+pub(super) fn settle_slot(ledger: Ledger<'_>, port: u16, slot: u32, generation: u32) {
+    if let Some(fact) = ledger.receives(port).get(slot as usize) {
+        store(fact, pair(generation, generation));
+    }
+}
+
+/// Ledger and events agree up to everything published.
+pub(super) fn settle(ledger: Ledger<'_>, port: &Port) {
+    if let Some(fact) = ledger.ports().get(usize::from(port.number())) {
+        store(
+            &fact.events_settled,
+            pair(port.generation(), port.events_published()),
+        );
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::cell::Cell;
+
+    thread_local! {
+        static COUNTDOWN: Cell<Option<u64>> = const { Cell::new(None) };
+    }
+
+    /// The payload of the panic by which a test lets the engine die.
+    pub(in super::super) struct Died;
+
+    pub(in super::super) fn crash_point() {
+        let Some(left) = COUNTDOWN.get() else { return };
+        if left == 0 {
+            COUNTDOWN.set(None);
+            std::panic::resume_unwind(Box::new(Died));
+        }
+        COUNTDOWN.set(Some(left - 1));
+    }
+
+    /// Runs `body`, which dies before its `point`-th store. True if it came to its end instead.
+    pub(in super::super) fn dies_at(point: u64, body: impl FnOnce()) -> bool {
+        COUNTDOWN.set(Some(point));
+        let end = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+        COUNTDOWN.set(None);
+        match end {
+            Ok(()) => true,
+            Err(panic) if panic.is::<Died>() => false,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! What an engine counts. One table: the names, the help, and the ledger's counter words.
+//!
+//! The engine counts in plain `u64`s and copies them to the ledger now and then; the supervisor reads them there at any time, by the
+//! order of [`names`]. Counts go on across engines: a successor adds to what it found. The table is the engine's own counters, then
+//! those of its layers: `transport_…`, `xsk_…`.
+
+use std::sync::atomic::Ordering;
+
+use portolan_abi::ledger::{COUNTERS, Ledger};
+use portolan_transport::endpoint::Counters as TransportCounters;
+
+use crate::xsk::XskCounters;
+
+use super::encap::EncapError;
+
+macro_rules! counters {
+    ($($(#[doc = $help:literal])+ $name:ident,)+) => {
+        /// Counted by the engine itself since it started.
+        #[derive(Clone, Copy, Debug, Default)]
+        pub struct EngineCounters { $($(#[doc = $help])+ pub $name: u64,)+ }
+
+        impl EngineCounters {
+            fn table(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+                [$((stringify!($name), concat!($($help),+).trim_ascii(), self.$name)),+].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Loops of the engine's duty cycle.
+    loops,
+    /// Loops that found something to do.
+    loops_busy,
+    /// Times the engine slept.
+    sleeps,
+    /// Received frames shorter than their outer headers.
+    outer_short,
+    /// Received frames for another MAC address.
+    outer_mac,
+    /// Received frames of another EtherType or IP protocol.
+    outer_protocol,
+    /// Received frames with an impossible IP header, or with IP options.
+    outer_ip_header,
+    /// Received frames whose IPv4 header checksum is wrong.
+    outer_ip_checksum,
+    /// Received IP fragments.
+    outer_fragment,
+    /// Received frames for another IP address.
+    outer_address,
+    /// Received frames for a UDP port of no engine.
+    outer_udp_port,
+    /// Received frames with an impossible UDP length.
+    outer_udp_length,
+    /// Received frames that claim to come from a node whose address is another.
+    outer_source,
+    /// Frames passed on to the engine of another queue.
+    crossed,
+    /// Frames from the engine of another queue.
+    crossing_received,
+    /// Frames lost because the ring to another queue's engine was full.
+    crossing_full,
+    /// Times another engine's ring made no sense.
+    crossing_bad,
+    /// Frames to this very engine, handed round without a wire.
+    looped_back,
+    /// Frames dropped because their node has no route.
+    no_route,
+    /// Frames dropped because the link is down.
+    link_down,
+    /// Send tokens taken.
+    send_tokens,
+    /// Send tokens that made no sense or were refused at once.
+    send_tokens_refused,
+    /// Rounds in which a port brought receive tokens.
+    provided,
+    /// Doorbells of applications rung.
+    doorbells,
+    /// Alarms fired.
+    alarms,
+    /// Ports closed because an application broke the rules.
+    ports_failed,
+}
+
+impl EngineCounters {
+    /// Counts a received frame whose outer headers were refused.
+    pub fn count_outer(&mut self, error: EncapError) {
+        *match error {
+            EncapError::Short => &mut self.outer_short,
+            EncapError::Mac => &mut self.outer_mac,
+            EncapError::Protocol => &mut self.outer_protocol,
+            EncapError::IpHeader => &mut self.outer_ip_header,
+            EncapError::IpChecksum => &mut self.outer_ip_checksum,
+            EncapError::Fragment => &mut self.outer_fragment,
+            EncapError::Address => &mut self.outer_address,
+            EncapError::UdpPort => &mut self.outer_udp_port,
+            EncapError::UdpLength => &mut self.outer_udp_length,
+        } += 1;
+    }
+}
+
+fn rows<'c>(
+    engine: &'c EngineCounters,
+    transport: &'c TransportCounters,
+    xsk: &'c XskCounters,
+) -> impl Iterator<Item = (&'static str, &'static str, &'static str, u64)> + 'c {
+    let own = engine
+        .table()
+        .map(|(name, help, value)| ("", name, help, value));
+    let transport = transport
+        .iter()
+        .map(|(name, help, value)| ("transport_", name, help, value));
+    let xsk = xsk
+        .table()
+        .map(|(name, help, value)| ("xsk_", name, help, value));
+    own.chain(transport).chain(xsk).take(COUNTERS)
+}
+
+/// Name and help of every counter word of a ledger, in order.
+pub fn names() -> Vec<(String, &'static str)> {
+    rows(
+        &EngineCounters::default(),
+        &TransportCounters::default(),
+        &XskCounters::default(),
+    )
+    .map(|(layer, name, help, _)| (format!("{layer}{name}"), help))
+    .collect()
+}
+
+/// The ledger's counter words, added to.
+pub struct CounterPage {
+    found: [u64; COUNTERS],
+}
+
+impl CounterPage {
+    /// Goes on from what the ledger says.
+    pub fn adopt(ledger: Ledger<'_>) -> Self {
+        let words = &ledger.header().counters;
+        Self {
+            found: std::array::from_fn(|i| words[i].load(Ordering::Relaxed)),
+        }
+    }
+
+    /// Copies the counters to the ledger.
+    pub fn publish(
+        &self,
+        ledger: Ledger<'_>,
+        engine: &EngineCounters,
+        transport: &TransportCounters,
+        xsk: &XskCounters,
+    ) {
+        let words = ledger.header().counters.iter().zip(&self.found);
+        for ((word, found), (_, _, _, value)) in words.zip(rows(engine, transport, xsk)) {
+            word.store(found.wrapping_add(value), Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_counter_has_a_word_a_name_and_help() {
+        let names = names();
+        let engine = EngineCounters::default();
+        let all = engine.table().count()
+            + TransportCounters::default().iter().count()
+            + XskCounters::default().table().count();
+        assert_eq!(names.len(), all, "more counters than the ledger has words");
+        let mut unique: Vec<_> = names.iter().map(|(name, _)| name).collect();
+        unique.sort();
+        unique.dedup();
+        assert_eq!(unique.len(), names.len());
+        assert!(
+            names
+                .iter()
+                .all(|(name, help)| !name.is_empty() && help.ends_with('.'))
+        );
+    }
+}

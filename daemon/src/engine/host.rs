@@ -1,0 +1,316 @@
+//! [`Host`] over shared memory: what the transport asks for, the engine does to ports and ledger.
+//!
+//! The transport names tokens by slot and generation; a name that is stale (the port closed, the slot was reused) does nothing.
+
+use std::sync::atomic::Ordering;
+
+use portolan_abi::event::Outcome;
+use portolan_abi::ledger::pair;
+use portolan_abi::token::SendToken;
+use portolan_transport::host::{
+    Delivery, Host, MemoryFault, NoBuffer, SendRequest, SendStatus, TableFull,
+};
+use portolan_transport::ident::{
+    BufferId, Nanos, NodeId, Peer, PortId, Priority, RecordId, SendId, StreamKey,
+};
+
+use super::commit;
+use super::ledger_facts::Facts;
+use super::ports::{Port, PortParts, PortTable, Taken};
+
+/// The engine's ports and ledger.
+pub struct EngineHost {
+    /// The ports served.
+    pub ports: PortTable,
+    /// The ledger's tables.
+    pub facts: Facts,
+    /// The token being submitted: read once, so that what is accepted is what was checked.
+    submitting: Option<SendToken>,
+    /// A deadline for sends that name none, nanoseconds.
+    default_timeout: u64,
+}
+
+/// What to do with a send token.
+pub(super) enum Order {
+    /// Submit this.
+    Send(SendRequest),
+    /// GM's `resume_sending`: slot and generation to complete, and the stream.
+    Resume(SendId, StreamKey),
+    /// GM's `drop_sends`.
+    Drop(SendId, StreamKey),
+    /// Give up the second send.
+    Cancel(SendId, SendId),
+    /// The token made no sense and is to end so.
+    Refuse(SendId),
+}
+
+impl EngineHost {
+    /// Over a ledger that was taken over.
+    pub fn new(facts: Facts, default_timeout_ms: u64) -> Self {
+        Self {
+            ports: PortTable::default(),
+            facts,
+            submitting: None,
+            default_timeout: default_timeout_ms.saturating_mul(1_000_000),
+        }
+    }
+
+    /// Maps a port whose ledger facts, if there are any, belong to an earlier generation, and opens it.
+    pub(super) fn open_fresh(&mut self, parts: PortParts) -> std::io::Result<()> {
+        let (number, generation) = (parts.port, parts.generation);
+        let port = Port::map(parts)?;
+        let ledger = self.facts.ledger();
+        // What an earlier generation left behind. The slots of this one start from generation 0 again.
+        for fact in ledger.sends(number) {
+            if fact.tag.load(Ordering::Relaxed) != 0 {
+                commit::store(&fact.tag, 0);
+            }
+        }
+        for fact in ledger.receives(number) {
+            if fact.load(Ordering::Relaxed) != 0 {
+                commit::store(fact, 0);
+            }
+        }
+        // From here on the ledger speaks of this generation.
+        commit::settle(ledger, &port);
+        debug_assert_eq!(port.generation(), generation);
+        port.open();
+        self.ports.insert(port);
+        Ok(())
+    }
+
+    /// Does the ledger know this generation of the port?
+    pub(super) fn knows(&self, port: u16, generation: u32) -> bool {
+        self.facts
+            .ledger()
+            .ports()
+            .get(usize::from(port))
+            .is_some_and(|fact| {
+                (fact.events_settled.load(Ordering::Acquire) >> 32) as u32 == generation
+            })
+    }
+
+    /// Takes the next entry of a port's send ring, which is not empty. `None`: the port has failed. Until [`Self::finish_token`], the
+    /// ledger names the token as being worked on.
+    pub(super) fn take_order(&mut self, port: u16, now: Nanos) -> Option<Order> {
+        let ledger = self.facts.ledger();
+        let (slot, token) = match self.ports.get_mut(port)?.take_send(ledger)? {
+            Taken::Token(slot, token) => (slot, token),
+            Taken::Refused(slot, generation) => {
+                self.note_working(port, slot);
+                return Some(Order::Refuse(send_id(port, slot, generation)));
+            }
+        };
+        self.note_working(port, slot);
+        let id = send_id(port, slot, token.generation);
+        let stream = StreamKey {
+            local: PortId(port),
+            node: NodeId(token.node),
+            remote: PortId(token.port),
+            priority: priority(token.priority),
+        };
+        self.submitting = Some(token);
+        Some(match token.opcode {
+            portolan_abi::token::Opcode::Send => Order::Send(SendRequest {
+                id,
+                stream,
+                len: token.len,
+                tag: token.tag,
+                deadline: now.saturating_add(match token.timeout_us {
+                    0 => self.default_timeout,
+                    us => u64::from(us) * 1_000,
+                }),
+            }),
+            portolan_abi::token::Opcode::ResumeSending => Order::Resume(id, stream),
+            portolan_abi::token::Opcode::DropSends => Order::Drop(id, stream),
+            portolan_abi::token::Opcode::Cancel => Order::Cancel(
+                id,
+                send_id(
+                    port,
+                    token.arena_offset as u32,
+                    (token.arena_offset >> 32) as u32,
+                ),
+            ),
+        })
+    }
+
+    /// Poison: names the token being worked on.
+    fn note_working(&self, port: u16, slot: u32) {
+        let word = pair(u32::from(port), slot).wrapping_add(1);
+        self.facts
+            .ledger()
+            .header()
+            .working_token
+            .store(word, Ordering::Release);
+    }
+
+    /// The token taken last is done with.
+    pub(super) fn finish_token(&mut self) {
+        self.submitting = None;
+        self.facts
+            .ledger()
+            .header()
+            .working_token
+            .store(0, Ordering::Release);
+    }
+
+    /// Accepts and at once completes a token no stream knows of: a command, or a send that was refused.
+    pub(super) fn finish_locally(&mut self, id: SendId, end: Outcome) {
+        let ledger = self.facts.ledger();
+        if let Some(port) = self.ports.get_mut(id.port.0) {
+            commit::accept_local(ledger, port, id.slot, id.generation, end);
+            commit::complete(ledger, port, id.slot, id.generation, end);
+            port.forget_sending(id.slot);
+        }
+    }
+
+    /// Whether a receive token is claimed, for tests.
+    #[cfg(test)]
+    pub(super) fn port(&mut self, port: u16) -> &mut Port {
+        self.ports.get_mut(port).unwrap()
+    }
+}
+
+pub(super) fn send_id(port: u16, slot: u32, generation: u32) -> SendId {
+    SendId {
+        port: PortId(port),
+        slot,
+        generation,
+    }
+}
+
+pub(super) fn priority(code: u8) -> Priority {
+    if code == 0 {
+        Priority::Low
+    } else {
+        Priority::High
+    }
+}
+
+impl Host for EngineHost {
+    fn accept(&mut self, send: &SendRequest, record: RecordId, epoch: u32, number: u32) {
+        let ledger = self.facts.ledger();
+        let Some(port) = self.ports.get_mut(send.id.port.0) else {
+            return;
+        };
+        // The transport accepts inside `submit`, so the token is at hand.
+        if let Some(token) = &self.submitting {
+            commit::accept(ledger, port, token, send, record, epoch, number);
+        }
+    }
+
+    fn read_payload(
+        &mut self,
+        send: SendId,
+        offset: u32,
+        to: &mut [u8],
+    ) -> Result<u32, MemoryFault> {
+        let port = self.ports.get(send.port.0).ok_or(MemoryFault)?;
+        port.read_payload(send.slot, send.generation, offset, to)
+            .ok_or(MemoryFault)?;
+        // Of the private copy: what the client does to its memory now only hurts its own message.
+        Ok(crc32c::crc32c(to))
+    }
+
+    fn complete(&mut self, send: SendId, status: SendStatus) {
+        let ledger = self.facts.ledger();
+        let Some(port) = self.ports.get_mut(send.port.0) else {
+            return;
+        };
+        if port.sending(send.slot, send.generation).is_some() {
+            let end = commit::outcome(status);
+            commit::complete(ledger, port, send.slot, send.generation, end);
+            port.forget_sending(send.slot);
+        }
+    }
+
+    fn claim(&mut self, port: PortId, priority: Priority, len: u32) -> Result<BufferId, NoBuffer> {
+        let served = self.ports.get_mut(port.0).ok_or(NoBuffer::PortClosed)?;
+        if served.fault().is_some() {
+            return Err(NoBuffer::PortClosed);
+        }
+        if u64::from(len) > served.geometry().arena_bytes {
+            return Err(NoBuffer::TooLong);
+        }
+        let (slot, generation) = served
+            .buffers
+            .claim(priority, len)
+            .ok_or(NoBuffer::NotNow)?;
+        Ok(BufferId {
+            port,
+            slot,
+            generation,
+        })
+    }
+
+    fn release(&mut self, buffer: BufferId) {
+        if let Some(port) = self.ports.get_mut(buffer.port.0) {
+            port.buffers.release(buffer.slot, buffer.generation);
+        }
+    }
+
+    fn write_payload(
+        &mut self,
+        buffer: BufferId,
+        offset: u32,
+        from: &[u8],
+    ) -> Result<u32, MemoryFault> {
+        let port = self.ports.get_mut(buffer.port.0).ok_or(MemoryFault)?;
+        port.write_payload(buffer.slot, buffer.generation, offset, from)
+            .ok_or(MemoryFault)?;
+        Ok(crc32c::crc32c(from))
+    }
+
+    fn commit(&mut self, delivery: &Delivery) -> Result<(), MemoryFault> {
+        let ledger = self.facts.ledger();
+        let buffer = delivery.buffer;
+        let port = self.ports.get_mut(buffer.port.0).ok_or(MemoryFault)?;
+        if port.fault().is_some() || !port.buffers.consume(buffer.slot, buffer.generation) {
+            return Err(MemoryFault);
+        }
+        commit::commit(ledger, port, delivery);
+        Ok(())
+    }
+
+    fn commit_base(&mut self, record: RecordId, _epoch: u32, base: u32) {
+        commit::commit_base(self.facts.ledger(), record, base);
+    }
+
+    fn draw_epoch(&mut self) -> u32 {
+        self.facts.draw_epoch()
+    }
+
+    fn open_send_record(
+        &mut self,
+        stream: StreamKey,
+        incarnation: u64,
+        epoch: u32,
+        next: u32,
+    ) -> Result<RecordId, TableFull> {
+        self.facts.open_send(stream, incarnation, epoch, next)
+    }
+
+    fn free_send_record(&mut self, record: RecordId) {
+        self.facts.free_send(record);
+    }
+
+    fn open_receive_record(
+        &mut self,
+        stream: StreamKey,
+        incarnation: u64,
+        epoch: u32,
+        base: u32,
+    ) -> Result<RecordId, TableFull> {
+        let instance = self.ports.get(stream.local.0).map_or(0, Port::generation);
+        self.facts
+            .open_receive(stream, incarnation, instance, epoch, base)
+    }
+
+    fn free_receive_record(&mut self, record: RecordId) {
+        self.facts.free_receive(record);
+    }
+
+    fn store_peer(&mut self, peer: Peer, incarnation: u64, floor: u32) -> Result<(), TableFull> {
+        self.facts.store_peer(peer, incarnation, floor)
+    }
+}

@@ -1,0 +1,413 @@
+//! The path of frames: socket and crossing rings on one side, the transport on the other.
+//!
+//! A received frame belongs to the engine its header names. Ours goes to the transport, that of another queue of this node crosses to
+//! its engine ([`super::crossing`]), anything else is counted and dropped. Nothing before the transport's own checks is believed: a
+//! frame sent to the wrong engine by a flipped bit is dropped there.
+//!
+//! A frame to send is written by the transport straight into a transmit slot, behind room for the outer headers. Frames for this very
+//! engine never leave it, and those for another engine of this node cross. At most [`MAX_OUTSTANDING`] descriptors are with the kernel,
+//! so that high priority never queues behind a deep ring (PROTOCOL.md, *Priorities*). While the link is down, frames are still taken
+//! from the transport: those for this node arrive, the others are lost, as on any broken wire.
+
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+
+use portolan_transport::Endpoint;
+use portolan_transport::ident::{Nanos, Priority};
+
+use crate::xsk::{CHUNK_SIZE, KickOutcome, MAX_SEGMENTS, TxSlot, Xsk};
+
+use super::bell;
+use super::counters::EngineCounters;
+use super::crossing::{CrossingReceiver, CrossingSender};
+use super::encap::{Encapsulation, Inner};
+use super::host::EngineHost;
+use super::routes::Routes;
+
+/// Transmit descriptors with the kernel at any time.
+pub const MAX_OUTSTANDING: u32 = 32;
+/// Frames received per loop.
+const RX_BUDGET: usize = 64;
+/// Frames per crossing ring and loop.
+const CROSSING_BUDGET: usize = 32;
+/// Frames written per loop.
+const TX_BUDGET: usize = 64;
+/// How long a socket that cannot send is left alone.
+const RETRY_NS: Nanos = 1_000_000;
+
+/// Another engine of this node.
+pub struct Neighbour {
+    /// Its queue.
+    pub queue: u8,
+    /// From it to us.
+    pub from: CrossingReceiver,
+    /// From us to it.
+    pub to: CrossingSender,
+    /// Wakes it.
+    pub wake: OwnedFd,
+}
+
+/// Everything a frame passes.
+pub struct Path {
+    /// This node.
+    pub node: u16,
+    /// This engine's queue.
+    pub queue: u8,
+    /// The socket.
+    pub xsk: Xsk<'static>,
+    /// Outer headers.
+    pub encap: Encapsulation,
+    /// Where nodes are.
+    pub routes: Routes,
+    /// The node's other engines.
+    pub neighbours: Vec<Neighbour>,
+    /// The transport.
+    pub endpoint: Endpoint,
+    /// Ports and ledger.
+    pub host: EngineHost,
+    /// What happened.
+    pub counters: EngineCounters,
+    /// A frame in private memory.
+    pub scratch: Vec<u8>,
+    /// The socket cannot send before then; 0: it can.
+    pub down_until: Nanos,
+    /// Transmission waits for the kernel.
+    pub blocked: bool,
+}
+
+/// Where a frame that was written goes.
+enum Way {
+    Wire(usize),
+    Nowhere,
+}
+
+impl Path {
+    /// Takes received frames from the socket; true if there were any.
+    pub fn receive(&mut self, now: Nanos) -> bool {
+        let Self {
+            xsk,
+            encap,
+            routes,
+            neighbours,
+            endpoint,
+            host,
+            counters,
+            queue,
+            ..
+        } = self;
+        let umem = xsk.umem_address();
+        let ledger = host.facts.ledger();
+        let working_frame = &ledger.header().working_frame;
+        let mut inbound = Inbound {
+            now,
+            queue: *queue,
+            encap,
+            routes,
+            neighbours,
+            endpoint,
+            host,
+            counters,
+        };
+        let outcome = xsk.receive(RX_BUDGET, |segments| {
+            // Poison: names the UMEM frame being worked on.
+            let address = segments.first().map_or(umem, |first| first.as_ptr().addr());
+            let frame = address.wrapping_sub(umem) / CHUNK_SIZE;
+            working_frame.store(frame as u64 + 1, std::sync::atomic::Ordering::Release);
+            inbound.frame(segments);
+        });
+        let any = outcome.frames + outcome.dropped > 0;
+        if any {
+            working_frame.store(0, std::sync::atomic::Ordering::Release);
+        }
+        if xsk.rx_wakeup_needed() {
+            xsk.wake_rx();
+        }
+        any
+    }
+
+    /// Takes frames from the node's other engines; true if there were any.
+    pub fn drain_crossings(&mut self, now: Nanos) -> bool {
+        let mut any = false;
+        for neighbour in &mut self.neighbours {
+            let jumps = neighbour.from.jumps;
+            let waiting = neighbour.from.available().min(CROSSING_BUDGET);
+            self.counters.crossing_bad += neighbour.from.jumps - jumps;
+            for _ in 0..waiting {
+                any = true;
+                match neighbour.from.pop(&mut self.scratch) {
+                    Some(frame) => {
+                        self.counters.crossing_received += 1;
+                        // Refusals are counted by the transport.
+                        let _ = self.endpoint.handle_frame(now, &[frame], &mut self.host);
+                    }
+                    None => self.counters.crossing_bad += 1,
+                }
+            }
+        }
+        any
+    }
+
+    /// Runs the transport's timers; true if any was due.
+    pub fn timers(&mut self, now: Nanos) -> bool {
+        let due = self.endpoint.poll_timeout().is_some_and(|at| at <= now);
+        if due {
+            self.endpoint.handle_timeout(now, &mut self.host);
+        }
+        due
+    }
+
+    /// Has the transport write frames and hands them on; true if there were any.
+    pub fn transmit(&mut self, now: Nanos) -> bool {
+        self.blocked = false;
+        let down = now < self.down_until;
+        for written in 0..TX_BUDGET {
+            let more = if down {
+                self.transmit_without_wire(now)
+            } else {
+                let Some(slot) = self.free_slot() else {
+                    self.blocked = true;
+                    return written > 0;
+                };
+                self.transmit_one(now, slot)
+            };
+            if !more {
+                return written > 0;
+            }
+        }
+        true
+    }
+
+    fn free_slot(&mut self) -> Option<TxSlot> {
+        if self.xsk.tx_outstanding() >= MAX_OUTSTANDING {
+            self.xsk.reap();
+            if self.xsk.tx_outstanding() >= MAX_OUTSTANDING {
+                return None;
+            }
+        }
+        self.xsk.tx_slot()
+    }
+
+    fn transmit_one(&mut self, now: Nanos, slot: TxSlot) -> bool {
+        let head = self.encap.overhead();
+        let buffer = self.xsk.tx_buffer(&slot);
+        let Some((_, room)) = buffer.split_at_mut_checked(head) else {
+            self.xsk.abandon(slot);
+            return false;
+        };
+        let Some(frame) = self.endpoint.poll_transmit(now, room, &mut self.host) else {
+            self.xsk.abandon(slot);
+            return false;
+        };
+        let whole = buffer.get_mut(..head + frame.len).unwrap_or_default();
+        let way = if frame.peer.node.0 == self.node {
+            let inner = whole.get(head..).unwrap_or_default();
+            hand_round(
+                now,
+                frame.peer.queue,
+                inner,
+                self.queue,
+                &mut self.neighbours,
+                &mut self.endpoint,
+                &mut self.host,
+                &mut self.counters,
+            );
+            Way::Nowhere
+        } else {
+            let high = frame.priority == Priority::High;
+            let (node, queue) = (frame.peer.node.0, frame.peer.queue);
+            let target = self.routes.target(node, queue, frame.flow, high);
+            match target.and_then(|target| self.encap.build(whole, &target)) {
+                Some(()) => Way::Wire(whole.len()),
+                None => {
+                    self.counters.no_route += 1;
+                    Way::Nowhere
+                }
+            }
+        };
+        match way {
+            Way::Wire(len) => self.xsk.submit(slot, len),
+            Way::Nowhere => self.xsk.abandon(slot),
+        }
+        true
+    }
+
+    fn transmit_without_wire(&mut self, now: Nanos) -> bool {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let room = usize::from(self.encap.max_frame()).min(scratch.len());
+        let room = scratch.get_mut(..room).unwrap_or_default();
+        let frame = self.endpoint.poll_transmit(now, room, &mut self.host);
+        if let Some(frame) = frame {
+            if frame.peer.node.0 == self.node {
+                hand_round(
+                    now,
+                    frame.peer.queue,
+                    scratch.get(..frame.len).unwrap_or_default(),
+                    self.queue,
+                    &mut self.neighbours,
+                    &mut self.endpoint,
+                    &mut self.host,
+                    &mut self.counters,
+                );
+            } else {
+                self.counters.link_down += 1;
+            }
+        }
+        self.scratch = scratch;
+        frame.is_some()
+    }
+
+    /// Publishes what was written with one store, kicks the kernel once if it has work, and takes back what it has sent.
+    pub fn kick(&mut self, now: Nanos) {
+        if now < self.down_until {
+            return;
+        }
+        self.down_until = match self.xsk.flush() {
+            KickOutcome::Idle | KickOutcome::Sent => 0,
+            KickOutcome::Pending | KickOutcome::NoBuffers => {
+                // Tried again with the next loop.
+                self.blocked = true;
+                0
+            }
+            KickOutcome::LinkDown | KickOutcome::Rebuild | KickOutcome::Failed(_) => {
+                now.saturating_add(RETRY_NS)
+            }
+        };
+        self.xsk.reap();
+    }
+
+    /// Wakes the engines that frames crossed to, if they sleep.
+    pub fn wake_neighbours(&mut self) {
+        use std::os::fd::AsFd;
+        for neighbour in &mut self.neighbours {
+            if neighbour.to.wants_wake() {
+                bell::wake(neighbour.wake.as_fd());
+            }
+        }
+    }
+}
+
+/// A frame for this node, from this engine: back into it, or across.
+#[allow(clippy::too_many_arguments)]
+fn hand_round(
+    now: Nanos,
+    to_queue: u8,
+    frame: &[u8],
+    queue: u8,
+    neighbours: &mut [Neighbour],
+    endpoint: &mut Endpoint,
+    host: &mut EngineHost,
+    counters: &mut EngineCounters,
+) {
+    if to_queue == queue {
+        counters.looped_back += 1;
+        // Refusals are counted by the transport.
+        let _ = endpoint.handle_frame(now, &[frame], host);
+    } else {
+        cross(to_queue, &[frame], neighbours, counters);
+    }
+}
+
+fn cross(
+    queue: u8,
+    segments: &[&[u8]],
+    neighbours: &mut [Neighbour],
+    counters: &mut EngineCounters,
+) {
+    let neighbour = neighbours.iter_mut().find(|n| n.queue == queue);
+    match neighbour.map(|neighbour| neighbour.to.push(segments)) {
+        Some(true) => counters.crossed += 1,
+        Some(false) => counters.crossing_full += 1,
+        None => counters.no_route += 1,
+    }
+}
+
+/// What a received frame meets.
+struct Inbound<'p> {
+    now: Nanos,
+    queue: u8,
+    encap: &'p Encapsulation,
+    routes: &'p Routes,
+    neighbours: &'p mut Vec<Neighbour>,
+    endpoint: &'p mut Endpoint,
+    host: &'p mut EngineHost,
+    counters: &'p mut EngineCounters,
+}
+
+impl Inbound<'_> {
+    /// A frame as it came from the wire.
+    fn frame(&mut self, segments: &[&[u8]]) {
+        let total = segments.iter().map(|segment| segment.len()).sum();
+        let first = segments.first().copied().unwrap_or_default();
+        let inner = match self.encap.parse(first, total) {
+            Ok(inner) => inner,
+            Err(error) => return self.counters.count_outer(error),
+        };
+        let mut trimmed: [&[u8]; MAX_SEGMENTS] = [&[]; MAX_SEGMENTS];
+        let count = trim(segments, &inner, &mut trimmed);
+        self.transport_frame(trimmed.get(..count).unwrap_or_default(), inner.source);
+    }
+
+    /// The transport frame inside. Sender and receiving queue are read before anything is verified (wire.md §2): they only decide who
+    /// gets to look.
+    fn transport_frame(&mut self, segments: &[&[u8]], source: Option<IpAddr>) {
+        if let Some(header) = segments.first().and_then(|first| first.first_chunk::<14>()) {
+            let sender = u16::from_be_bytes([header[8], header[9]]);
+            if !self.routes.allows(sender, source) {
+                self.counters.outer_source += 1;
+                return;
+            }
+            let queue = header[13];
+            if queue != self.queue && usize::from(queue) <= self.neighbours.len() {
+                return cross(queue, segments, self.neighbours, self.counters);
+            }
+        }
+        // Refusals are counted by the transport.
+        let _ = self.endpoint.handle_frame(self.now, segments, self.host);
+    }
+}
+
+/// Cuts the outer headers and what follows the transport frame off; returns how many segments are left, the first of them perhaps
+/// empty.
+fn trim<'s>(segments: &[&'s [u8]], inner: &Inner, to: &mut [&'s [u8]; MAX_SEGMENTS]) -> usize {
+    let mut left = inner.len;
+    let mut count = 0;
+    for (index, (segment, place)) in segments.iter().zip(to.iter_mut()).enumerate() {
+        let from = if index == 0 { inner.at } else { 0 };
+        let bytes = segment.get(from..).unwrap_or_default();
+        let bytes = bytes.get(..left.min(bytes.len())).unwrap_or_default();
+        if bytes.is_empty() && index > 0 {
+            break;
+        }
+        left -= bytes.len();
+        *place = bytes;
+        count = index + 1;
+    }
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_surrounds_a_transport_frame_is_cut_off() {
+        let inner = |at, len| Inner {
+            at,
+            len,
+            source: None,
+        };
+        let cut = |segments: &[&'static [u8]], inner: Inner| {
+            let mut to: [&[u8]; MAX_SEGMENTS] = [&[]; MAX_SEGMENTS];
+            let count = trim(segments, &inner, &mut to);
+            to[..count].iter().map(|s| s.to_vec()).collect::<Vec<_>>()
+        };
+        assert_eq!(cut(&[b"hhABCpp"], inner(2, 3)), [b"ABC".to_vec()]);
+        assert_eq!(
+            cut(&[b"hhABC", b"DE", b"Fp"], inner(2, 6)),
+            [&b"ABC"[..], b"DE", b"F"]
+        );
+        assert_eq!(cut(&[b"hhABC", b"pp"], inner(2, 3)), [b"ABC".to_vec()]);
+        assert_eq!(cut(&[b"hh", b"AB"], inner(2, 2)), [&b""[..], b"AB"]);
+        assert_eq!(cut(&[b"hh"], inner(2, 0)), [b"".to_vec()]);
+    }
+}

@@ -1,0 +1,521 @@
+//! The ports an engine serves: mapped halves, cursors, tokens under way.
+//!
+//! Everything in a client half is hostile. Ring entries and slots are read once into private copies and checked
+//! ([`portolan_abi::token::Untrusted`]); indices that jump, entries that name no slot, or slots that contradict their entry close the
+//! port with a named reason, because nothing after them can be believed. A send token whose *content* makes no sense only fails itself:
+//! it ends with `NotDelivered(BAD_TOKEN)`. A receive token that makes no sense closes the port: there is no event that could say so.
+//!
+//! Holes punched in a client half read as zeros, thus as generation 0, thus as bad tokens. Out of scope: a SIGBUS because the machine
+//! has no page left for a hole the engine writes to.
+//!
+//! Work per port and call is bounded by [`TOKENS_PER_TURN`], so that no client can starve another.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use portolan_abi::PORTS;
+use portolan_abi::doorbell;
+use portolan_abi::event::{EVENT_WORDS, Event};
+use portolan_abi::ledger::Ledger;
+use portolan_abi::memory::{ClientHalf, EngineHalf};
+use portolan_abi::port::{CloseReason, PortGeometry, state};
+use portolan_abi::ring::{ConsumerCursor, ProducerCursor, SharedRing};
+use portolan_abi::token::{BadToken, SendToken, TokenRef, Untrusted};
+
+use super::buffers::Buffers;
+use super::commit;
+
+/// Tokens taken from a ring of a port before the next port has its turn.
+pub const TOKENS_PER_TURN: u32 = 32;
+
+/// A send in the engine's hands.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sending {
+    /// 0: the slot is the application's.
+    pub generation: u32,
+    pub inline: bool,
+    pub len: u32,
+    pub arena_offset: u64,
+}
+
+const IDLE: Sending = Sending {
+    generation: 0,
+    inline: false,
+    len: 0,
+    arena_offset: 0,
+};
+
+/// What the next entry of a send ring turned out to be.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Taken {
+    /// A token that makes sense, in this slot.
+    Token(u32, SendToken),
+    /// Slot and generation of a token whose content makes no sense.
+    Refused(u32, u32),
+}
+
+/// What a port is made of; descriptors as the supervisor sent them.
+pub struct PortParts {
+    /// Its number.
+    pub port: u16,
+    /// Its generation.
+    pub generation: u32,
+    /// Its layout.
+    pub geometry: PortGeometry,
+    /// Client half.
+    pub client: OwnedFd,
+    /// Engine half.
+    pub engine: OwnedFd,
+    /// Engine → application.
+    pub event_bell: OwnedFd,
+    /// Application → engine.
+    pub engine_bell: OwnedFd,
+}
+
+/// A port being served.
+pub struct Port {
+    number: u16,
+    generation: u32,
+    geometry: PortGeometry,
+    client: ClientHalf,
+    engine: EngineHalf,
+    event_bell: OwnedFd,
+    engine_bell: OwnedFd,
+    send_cursor: ConsumerCursor,
+    provide_cursor: ConsumerCursor,
+    event_cursor: ProducerCursor,
+    pub(super) sends: Vec<Sending>,
+    pub(super) buffers: Buffers,
+    /// Events were published since the doorbell was last considered.
+    dirty: bool,
+    /// The port is to be closed for this reason as soon as nobody works on it.
+    fault: Option<CloseReason>,
+}
+
+impl Port {
+    /// Maps a port's memory. The cursors go on at the published indices; the tables are empty ([`super::restore`] fills them).
+    pub fn map(parts: PortParts) -> io::Result<Self> {
+        if parts.port >= PORTS {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no such port"));
+        }
+        let client = ClientHalf::map(parts.client.as_fd(), parts.geometry)?;
+        let engine = EngineHalf::map(parts.engine.as_fd(), parts.geometry, true)?;
+        if !engine.is_valid() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the engine half is none of this version and geometry",
+            ));
+        }
+        let port = Self {
+            number: parts.port,
+            generation: parts.generation,
+            geometry: parts.geometry,
+            send_cursor: ConsumerCursor::new(client.send_ring(&engine).consumed()),
+            provide_cursor: ConsumerCursor::new(client.provide_ring(&engine).consumed()),
+            event_cursor: ProducerCursor::new(engine.event_ring(&client).published()),
+            sends: vec![IDLE; parts.geometry.send_tokens as usize],
+            buffers: Buffers::new(parts.geometry.receive_tokens),
+            client,
+            engine,
+            event_bell: parts.event_bell,
+            engine_bell: parts.engine_bell,
+            dirty: false,
+            fault: None,
+        };
+        Ok(port)
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// Its generation.
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// Its layout.
+    pub fn geometry(&self) -> PortGeometry {
+        self.geometry
+    }
+
+    /// The application's doorbell for us, for epoll. It is never read: with edge-triggered epoll each ring is a wake-up, and a
+    /// read could block if the application made the shared descriptor blocking.
+    pub fn engine_bell(&self) -> BorrowedFd<'_> {
+        self.engine_bell.as_fd()
+    }
+
+    fn send_ring(&self) -> SharedRing<'_, 1> {
+        self.client.send_ring(&self.engine)
+    }
+
+    fn provide_ring(&self) -> SharedRing<'_, 1> {
+        self.client.provide_ring(&self.engine)
+    }
+
+    pub(super) fn event_ring(&self) -> SharedRing<'_, EVENT_WORDS> {
+        self.engine.event_ring(&self.client)
+    }
+
+    /// Why it is to be closed, if it is.
+    pub fn fault(&self) -> Option<CloseReason> {
+        self.fault
+    }
+
+    /// Closes it for cause as soon as nobody works on it; the first reason stays.
+    pub(super) fn fail(&mut self, reason: CloseReason) {
+        self.fault.get_or_insert(reason);
+    }
+
+    // ---- send tokens ----
+
+    /// Send tokens that wait, at most a turn's worth.
+    pub(super) fn sends_waiting(&mut self) -> u32 {
+        match self.send_cursor.available(self.send_ring()) {
+            Ok(available) => available.min(TOKENS_PER_TURN),
+            Err(_) => {
+                self.fail(CloseReason::RingJump);
+                0
+            }
+        }
+    }
+
+    /// Takes the next entry of the send ring, which is not empty. `None`: the port has failed.
+    pub(super) fn take_send(&mut self, ledger: Ledger<'_>) -> Option<Taken> {
+        let ring = self.client.send_ring(&self.engine);
+        let entry = TokenRef::decode(self.send_cursor.take(ring)[0]);
+        let (Some(slot), Some(fact)) = (
+            self.client.send_slots().get(entry.slot as usize),
+            ledger.sends(self.number).get(entry.slot as usize),
+        ) else {
+            self.fail(CloseReason::BadToken);
+            return None;
+        };
+        if fact.tag.load(Ordering::Relaxed) != 0 {
+            // Still under way: no application that follows the rules offers it.
+            self.fail(CloseReason::BadToken);
+            return None;
+        }
+        match Untrusted::read(slot).check(entry, &self.geometry) {
+            Ok(token) => {
+                self.note_sending(entry.slot, &token);
+                Some(Taken::Token(entry.slot, token))
+            }
+            Err(BadToken::Slot | BadToken::Generation | BadToken::InUse) => {
+                self.fail(CloseReason::BadToken);
+                None
+            }
+            Err(
+                BadToken::Opcode | BadToken::Priority | BadToken::Range | BadToken::Destination,
+            ) => Some(Taken::Refused(entry.slot, entry.generation)),
+        }
+    }
+
+    fn note_sending(&mut self, slot: u32, token: &SendToken) {
+        if let Some(sending) = self.sends.get_mut(slot as usize) {
+            *sending = Sending {
+                generation: token.generation,
+                inline: token.flags & portolan_abi::token::FLAG_INLINE != 0,
+                len: token.len,
+                arena_offset: token.arena_offset,
+            };
+        }
+    }
+
+    /// Gives the entries taken from the send ring back to the application.
+    pub(super) fn release_sends(&self) {
+        self.send_cursor.release(self.send_ring());
+    }
+
+    /// After a takeover: passes over entries whose slot was accepted before the predecessor could say so.
+    pub(super) fn skip_accepted(&mut self, ledger: Ledger<'_>) {
+        let mut waiting = self.sends_waiting();
+        while waiting > 0 {
+            let entry = TokenRef::decode(self.send_ring().peek(self.send_cursor.next())[0]);
+            let tag = ledger
+                .sends(self.number)
+                .get(entry.slot as usize)
+                .map_or(0, |fact| fact.tag.load(Ordering::Acquire));
+            if tag == 0 || (tag >> 32) as u32 != entry.generation {
+                break;
+            }
+            self.send_cursor.take(self.client.send_ring(&self.engine));
+            waiting -= 1;
+        }
+        self.release_sends();
+    }
+
+    /// The send in a slot, if it is of this generation.
+    pub(super) fn sending(&self, slot: u32, generation: u32) -> Option<&Sending> {
+        self.sends
+            .get(slot as usize)
+            .filter(|sending| sending.generation == generation && generation != 0)
+    }
+
+    /// The slot is the application's again.
+    pub(super) fn forget_sending(&mut self, slot: u32) {
+        if let Some(sending) = self.sends.get_mut(slot as usize) {
+            *sending = IDLE;
+        }
+    }
+
+    /// Copies payload of a send. `None` if there is no such payload.
+    pub(super) fn read_payload(
+        &self,
+        slot: u32,
+        generation: u32,
+        offset: u32,
+        to: &mut [u8],
+    ) -> Option<()> {
+        let sending = self.sending(slot, generation)?;
+        let end = u64::from(offset) + to.len() as u64;
+        if end > u64::from(sending.len) {
+            return None;
+        }
+        if sending.inline {
+            self.client.read_inline(slot, offset, to)
+        } else {
+            self.client
+                .read_arena(sending.arena_offset + u64::from(offset), to)
+        }
+    }
+
+    // ---- receive tokens ----
+
+    /// Takes up to a turn's worth of receive tokens; true if any came.
+    pub(super) fn take_provided(&mut self, ledger: Ledger<'_>) -> bool {
+        let waiting = match self.provide_cursor.available(self.provide_ring()) {
+            Ok(available) => available.min(TOKENS_PER_TURN),
+            Err(_) => {
+                self.fail(CloseReason::RingJump);
+                return false;
+            }
+        };
+        if waiting == 0 {
+            return false;
+        }
+        for _ in 0..waiting {
+            let ring = self.client.provide_ring(&self.engine);
+            let entry = TokenRef::decode(self.provide_cursor.take(ring)[0]);
+            if !self.offer(entry) {
+                self.fail(CloseReason::BadToken);
+                return false;
+            }
+            commit::take_receive(ledger, self.number, entry.slot, entry.generation);
+        }
+        commit::crash_point();
+        self.provide_cursor.release(self.provide_ring());
+        true
+    }
+
+    /// Reads and checks a receive slot once and puts the token among the buffers.
+    pub(super) fn offer(&mut self, entry: TokenRef) -> bool {
+        let Some(slot) = self.client.receive_slots().get(entry.slot as usize) else {
+            return false;
+        };
+        match Untrusted::read(slot).check(entry, &self.geometry) {
+            Ok(token) => self.buffers.offer(entry.slot, &token),
+            Err(_) => false,
+        }
+    }
+
+    /// After a takeover: passes over entries that were taken before the predecessor could say so. Taken in ring order, so they are
+    /// the first ones.
+    pub(super) fn skip_taken(&mut self, ledger: Ledger<'_>) {
+        let waiting = match self.provide_cursor.available(self.provide_ring()) {
+            Ok(available) => available,
+            Err(_) => return self.fail(CloseReason::RingJump),
+        };
+        for _ in 0..waiting {
+            let entry = TokenRef::decode(self.provide_ring().peek(self.provide_cursor.next())[0]);
+            let taken = ledger
+                .receives(self.number)
+                .get(entry.slot as usize)
+                .is_some_and(|fact| fact.load(Ordering::Acquire) as u32 == entry.generation);
+            if !taken {
+                break;
+            }
+            self.provide_cursor
+                .take(self.client.provide_ring(&self.engine));
+        }
+        self.provide_cursor.release(self.provide_ring());
+    }
+
+    /// Writes into a claimed buffer. `None` if the bytes have no place there.
+    pub(super) fn write_payload(
+        &mut self,
+        slot: u32,
+        generation: u32,
+        offset: u32,
+        from: &[u8],
+    ) -> Option<()> {
+        let at = self
+            .buffers
+            .arena_range(slot, generation, offset, from.len())?;
+        self.client.write_arena(at, from)
+    }
+
+    // ---- events ----
+
+    /// Writes an event and publishes it: the commit point.
+    pub(super) fn publish_event(&mut self, event: &Event) {
+        // There is room by construction: at most one event per token, and a token comes back only through its event's consumption.
+        // An application that breaks the rule overwrites its own events.
+        let ring = self.engine.event_ring(&self.client);
+        commit::crash_point();
+        self.event_cursor.stage(ring, &event.encode());
+        commit::crash_point();
+        self.event_cursor.publish(ring);
+        self.dirty = true;
+    }
+
+    /// Index up to which events are published.
+    pub(super) fn events_published(&self) -> u32 {
+        self.event_cursor.next()
+    }
+
+    /// Does the application want to be woken for what was published since the last call?
+    fn wants_ring(&mut self) -> bool {
+        std::mem::take(&mut self.dirty) && doorbell::must_ring(&self.client.header().waiting)
+    }
+
+    /// Rings the application's doorbell if it waits for what was published since the last call.
+    pub(super) fn ring_if_wanted(&mut self) -> bool {
+        let ring = self.wants_ring();
+        if ring {
+            self.ring();
+        }
+        ring
+    }
+
+    /// Rings the application's doorbell.
+    pub(super) fn ring(&self) {
+        // A doorbell that is full rings already; one that is broken is the application's loss.
+        super::bell::ring(self.event_bell.as_fd());
+    }
+
+    /// When the application wants its alarm; `None` for never, or if it has fired.
+    pub(super) fn alarm(&self) -> Option<u64> {
+        let at = self.client.header().alarm_at.load(Ordering::Relaxed);
+        let fired = self.engine.header().alarm_fired.load(Ordering::Relaxed);
+        (at != 0 && at != fired).then_some(at)
+    }
+
+    /// Fires the alarm if it is due.
+    pub(super) fn fire_alarm(&mut self, now: u64) -> bool {
+        let Some(at) = self.alarm().filter(|at| *at <= now) else {
+            return false;
+        };
+        self.engine
+            .header()
+            .alarm_fired
+            .store(at, Ordering::Release);
+        self.dirty = true;
+        true
+    }
+
+    // ---- state words ----
+
+    /// Tells the application that the port is in service.
+    pub(super) fn open(&self) {
+        self.engine
+            .header()
+            .state
+            .store(u64::from(state::OPEN), Ordering::Release);
+    }
+
+    /// Tells the application that the port is closed, and why.
+    pub(super) fn close(&self, reason: CloseReason) {
+        self.engine.header().state.store(
+            u64::from(state::CLOSED) | (reason as u64) << 32,
+            Ordering::Release,
+        );
+        self.ring();
+    }
+
+    /// Level-triggered: an engine took over.
+    pub(super) fn count_recovery(&self) {
+        let word = &self.engine.header().faults_recovered;
+        word.store(
+            word.load(Ordering::Relaxed).wrapping_add(1),
+            Ordering::Release,
+        );
+    }
+
+    /// Says that the engine is about to sleep; the caller fences and looks at the rings again.
+    pub(super) fn announce_sleep(&self) {
+        doorbell::announce(&self.engine.header().engine_sleeping);
+    }
+
+    /// Says that the engine is awake.
+    pub(super) fn withdraw_sleep(&self) {
+        doorbell::withdraw(&self.engine.header().engine_sleeping);
+    }
+
+    /// Is there anything in the rings?
+    pub(super) fn has_work(&self) -> bool {
+        self.send_cursor.available(self.send_ring()) != Ok(0)
+            || self.provide_cursor.available(self.provide_ring()) != Ok(0)
+    }
+}
+
+/// The ports of an engine by number.
+pub struct PortTable {
+    ports: Vec<Option<Box<Port>>>,
+    open: Vec<u16>,
+}
+
+impl Default for PortTable {
+    fn default() -> Self {
+        Self {
+            ports: (0..PORTS).map(|_| None).collect(),
+            open: Vec::with_capacity(usize::from(PORTS)),
+        }
+    }
+}
+
+impl PortTable {
+    /// A port being served.
+    pub fn get(&self, port: u16) -> Option<&Port> {
+        self.ports.get(usize::from(port))?.as_deref()
+    }
+
+    /// A port being served.
+    pub fn get_mut(&mut self, port: u16) -> Option<&mut Port> {
+        self.ports.get_mut(usize::from(port))?.as_deref_mut()
+    }
+
+    /// Ports being served.
+    pub fn count(&self) -> usize {
+        self.open.len()
+    }
+
+    /// The `nth` port being served.
+    pub fn number(&self, nth: usize) -> Option<u16> {
+        self.open.get(nth).copied()
+    }
+
+    /// All ports being served.
+    pub fn iter(&self) -> impl Iterator<Item = &Port> {
+        self.open.iter().filter_map(|number| self.get(*number))
+    }
+
+    /// Serves a port from now on.
+    pub fn insert(&mut self, port: Port) {
+        let number = port.number();
+        if let Some(place) = self.ports.get_mut(usize::from(number)) {
+            *place = Some(Box::new(port));
+            if !self.open.contains(&number) {
+                self.open.push(number);
+            }
+        }
+    }
+
+    /// Serves a port no longer.
+    pub fn remove(&mut self, port: u16) -> Option<Box<Port>> {
+        self.open.retain(|number| *number != port);
+        self.ports.get_mut(usize::from(port))?.take()
+    }
+}

@@ -1,0 +1,244 @@
+//! Taking over: from the ledger and the published indices to ports, tokens and the transport's [`Durable`].
+//!
+//! RECOVERY.md, *Order*, last rows. In this order, each step idempotent, so that dying in here is no different from dying elsewhere:
+//!
+//! 1. the engine's epoch grows ([`Facts::raise_engine_epoch`]), before anything else;
+//! 2. per port: events between `events_settled` and the published producer are replayed into the ledger; then the ledger says which
+//!    send and receive tokens are out; ring entries that were taken before the consumer index said so are passed over;
+//! 3. the transport's durable state is read from the records ([`durable`]);
+//! 4. only then are rings polled and frames handled.
+//!
+//! A record that we would not have written closes its port with [`CloseReason::Poison`] or is freed; it never stops the engine.
+//!
+//! [`Facts::raise_engine_epoch`]: super::ledger_facts::Facts::raise_engine_epoch
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use portolan_abi::event::{Event, EventKind};
+use portolan_abi::ledger::{Ledger, pair, stream_key, unpair};
+use portolan_abi::port::CloseReason;
+use portolan_abi::token::TokenRef;
+use portolan_transport::host::{
+    Durable, RestoredReceiveStream, RestoredSend, RestoredSendStream, SendRequest,
+};
+use portolan_transport::ident::{NodeId, PortId, RecordId, StreamKey, serial_lt};
+
+use super::commit::{self, Accepted};
+use super::host::{EngineHost, priority, send_id};
+use super::ledger_facts::stream_of;
+use super::ports::{Port, PortParts, Sending};
+
+/// Maps a port that an earlier engine served and takes over its tokens. A port whose memory or records contradict themselves is
+/// returned with its fault set, to be closed like any other.
+pub(super) fn restore_port(host: &mut EngineHost, parts: PortParts) -> io::Result<()> {
+    let ledger = host.facts.ledger();
+    let mut port = Port::map(parts)?;
+    replay(ledger, &mut port);
+    if port.fault().is_none() {
+        take_over_sends(ledger, &mut port);
+    }
+    if port.fault().is_none() {
+        take_over_receives(ledger, &mut port);
+    }
+    port.open();
+    port.count_recovery();
+    host.ports.insert(port);
+    Ok(())
+}
+
+/// Brings the ledger up to the events that were published but not settled.
+fn replay(ledger: Ledger<'_>, port: &mut Port) {
+    let settled = ledger.ports()[usize::from(port.number())]
+        .events_settled
+        .load(Ordering::Acquire) as u32;
+    let produced = port.events_published();
+    if produced.wrapping_sub(settled) > port.event_ring().capacity() {
+        return port.fail(CloseReason::Poison);
+    }
+    let mut index = settled;
+    while index != produced {
+        let Some(event) = Event::decode(&port.event_ring().peek(index)) else {
+            return port.fail(CloseReason::Poison);
+        };
+        match event.kind {
+            EventKind::Sent(_) => replay_sent(ledger, port.number(), &event),
+            EventKind::Received => replay_received(ledger, port.number(), &event),
+        }
+        index = index.wrapping_add(1);
+    }
+    commit::settle(ledger, port);
+}
+
+fn replay_sent(ledger: Ledger<'_>, port: u16, event: &Event) {
+    if let Some(fact) = ledger.sends(port).get(event.slot as usize)
+        && unpair(fact.tag.load(Ordering::Acquire)).0 == event.generation
+    {
+        commit::store(&fact.tag, 0);
+    }
+}
+
+fn replay_received(ledger: Ledger<'_>, port: u16, event: &Event) {
+    let key = stream_key(port, event.node, event.port, event.priority);
+    if let Some(stream) = ledger.receive_streams().get(event.record as usize)
+        && stream.key.load(Ordering::Acquire) == key
+        && stream.epoch.load(Ordering::Acquire) as u32 == event.epoch
+    {
+        let next = event.number.wrapping_add(1);
+        let (_, base) = unpair(stream.base.load(Ordering::Acquire));
+        if serial_lt(base, next) {
+            commit::settle_base(ledger, RecordId(event.record), next);
+        }
+    }
+    if let Some(fact) = ledger.receives(port).get(event.slot as usize)
+        && fact.load(Ordering::Acquire) as u32 == event.generation
+    {
+        commit::settle_slot(ledger, port, event.slot, event.generation);
+    }
+}
+
+/// Accepted sends are ours again; ring entries already accepted are passed over; commands that were accepted are completed.
+fn take_over_sends(ledger: Ledger<'_>, port: &mut Port) {
+    let slots = port.geometry().send_tokens;
+    let mut local = Vec::new();
+    for (slot, fact) in (0..slots).zip(ledger.sends(port.number())) {
+        let send = match commit::accepted(fact) {
+            Ok(None) => continue,
+            Ok(Some(send)) => send,
+            Err(()) => return port.fail(CloseReason::Poison),
+        };
+        if let Some(end) = send.local {
+            local.push((slot, send.generation, end));
+            continue;
+        }
+        if !is_plausible(port, &send) {
+            return port.fail(CloseReason::Poison);
+        }
+        if let Some(place) = port.sends.get_mut(slot as usize) {
+            *place = Sending {
+                generation: send.generation,
+                inline: send.inline,
+                len: send.len,
+                arena_offset: send.arena_offset,
+            };
+        }
+    }
+    // Before any of them completes: once its tag is free, the entry could not be told from a new one.
+    port.skip_accepted(ledger);
+    for (slot, generation, end) in local {
+        commit::complete(ledger, port, slot, generation, end);
+    }
+}
+
+fn is_plausible(port: &Port, send: &Accepted) -> bool {
+    let inside = if send.inline {
+        send.len as usize <= portolan_abi::token::INLINE_BYTES
+    } else {
+        port.geometry().arena_holds(send.arena_offset, send.len)
+    };
+    inside && NodeId::new(send.node).is_some() && send.port < portolan_abi::PORTS
+}
+
+/// Receive tokens that are out are read from the client half again: it is as hostile as the first time.
+fn take_over_receives(ledger: Ledger<'_>, port: &mut Port) {
+    let slots = port.geometry().receive_tokens;
+    for (slot, fact) in (0..slots).zip(ledger.receives(port.number())) {
+        let (consumed, taken) = unpair(fact.load(Ordering::Acquire));
+        if consumed != taken
+            && !port.offer(TokenRef {
+                slot,
+                generation: taken,
+            })
+        {
+            return port.fail(CloseReason::BadToken);
+        }
+    }
+    port.skip_taken(ledger);
+}
+
+/// What the ledger holds for the transport, after every port was restored. Sends of ports that are not served any more are not in it:
+/// their slots are cleared when the port is opened again.
+pub(super) fn durable(host: &mut EngineHost) -> Durable {
+    let ledger = host.facts.ledger();
+    let mut durable = Durable {
+        peers: host.facts.peers().collect(),
+        ..Durable::default()
+    };
+    for (index, record) in ledger.send_streams().iter().enumerate() {
+        if let Some(stream) = stream_of(record.key.load(Ordering::Acquire)) {
+            let (epoch, next) = unpair(record.state.load(Ordering::Acquire));
+            durable.sending.push(RestoredSendStream {
+                record: RecordId(index as u32),
+                stream,
+                incarnation: record.incarnation.load(Ordering::Acquire),
+                epoch,
+                next,
+            });
+        }
+    }
+    for (index, record) in ledger.receive_streams().iter().enumerate() {
+        if let Some(stream) = stream_of(record.key.load(Ordering::Acquire)) {
+            let (instance, epoch) = unpair(record.epoch.load(Ordering::Acquire));
+            let served = host.ports.get(stream.local.0).map(Port::generation);
+            durable.receiving.push(RestoredReceiveStream {
+                record: RecordId(index as u32),
+                stream,
+                incarnation: record.incarnation.load(Ordering::Acquire),
+                epoch,
+                base: record.base.load(Ordering::Acquire) as u32,
+                closed: served != Some(instance),
+            });
+        }
+    }
+    let numbers: Vec<u16> = host.ports.iter().map(Port::number).collect();
+    for number in numbers {
+        if let Some(port) = host.ports.get_mut(number)
+            && port.fault().is_none()
+        {
+            restored_sends(ledger, port, &mut durable);
+        }
+    }
+    durable
+}
+
+fn restored_sends(ledger: Ledger<'_>, port: &mut Port, durable: &mut Durable) {
+    let slots = port.geometry().send_tokens;
+    for (slot, fact) in (0..slots).zip(ledger.sends(port.number())) {
+        let Ok(Some(send)) = commit::accepted(fact) else {
+            continue;
+        };
+        let request = SendRequest {
+            id: send_id(port.number(), slot, send.generation),
+            stream: StreamKey {
+                local: PortId(port.number()),
+                node: NodeId(send.node),
+                remote: PortId(send.port),
+                priority: priority(send.priority),
+            },
+            len: send.len,
+            tag: send.message_tag,
+            deadline: send.deadline,
+        };
+        // By key, not by record: a stream that was reopened has a new record and the same numbers. Of two, the one of the later epoch.
+        let stream = (durable.sending.iter_mut())
+            .filter(|stream| stream.stream == request.stream)
+            .max_by_key(|stream| stream.epoch);
+        let Some(stream) = stream else {
+            return port.fail(CloseReason::Poison);
+        };
+        // Accepted, but its number not yet counted as used. It must be so in the ledger before the send can complete, or a second
+        // death would use the number again.
+        let after = send.number.wrapping_add(1);
+        if serial_lt(stream.next, after) {
+            stream.next = after;
+            if let Some(fact) = ledger.send_streams().get(stream.record.0 as usize) {
+                commit::store(&fact.state, pair(stream.epoch, after));
+            }
+        }
+        durable.sends.push(RestoredSend {
+            request,
+            record: stream.record,
+            number: send.number,
+        });
+    }
+}

@@ -1,0 +1,246 @@
+//! What ports and supervisor ask of a running engine.
+
+use portolan_abi::port::CloseReason;
+use portolan_transport::endpoint::PeerState;
+use portolan_transport::host::SendStatus;
+use portolan_transport::ident::{Nanos, NodeId, PortId};
+
+use crate::engine_link::{FromEngine, PeerReport, Route, ToEngine};
+
+use super::Engine;
+use super::briefing::{open_port, port_parts};
+use super::commit;
+use super::control::{Incoming, Link};
+use super::host::Order;
+use super::routes::Change;
+
+/// Loops between two looks at the applications' alarms.
+const ALARM_LOOPS: u64 = 16;
+/// Link messages handled before the next loop.
+const MESSAGES_PER_TURN: usize = 16;
+/// Peers in one report, so that it fits into a packet.
+const REPORTED_PEERS: usize = 150;
+
+/// Fault injection: stops looping, for ever.
+pub(super) fn hang() -> ! {
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
+impl Engine {
+    /// Takes tokens from every port, a bounded number each; true if there were any.
+    pub(super) fn serve_ports(&mut self, now: Nanos, link: &mut Link) -> bool {
+        let mut any = false;
+        let mut failed = false;
+        let ledger = self.ledger;
+        for nth in 0..self.path.host.ports.count() {
+            let Some(number) = self.path.host.ports.number(nth) else {
+                break;
+            };
+            let Some(port) = self.path.host.ports.get_mut(number) else {
+                continue;
+            };
+            // Buffers first, so that what is sent to this node finds them.
+            if port.take_provided(ledger) {
+                any = true;
+                self.path.counters.provided += 1;
+                self.path.endpoint.buffer_provided(now, PortId(number));
+            }
+            let waiting = match self.path.host.ports.get_mut(number) {
+                Some(port) if port.fault().is_none() => port.sends_waiting(),
+                _ => 0,
+            };
+            for _ in 0..waiting {
+                any = true;
+                let Some(order) = self.path.host.take_order(number, now) else {
+                    break;
+                };
+                self.path.counters.send_tokens += 1;
+                self.carry_out(now, order);
+                self.path.host.finish_token();
+            }
+            failed |= (self.path.host.ports.get(number)).is_some_and(|p| p.fault().is_some());
+        }
+        if failed {
+            self.close_failed(now, link);
+        }
+        any
+    }
+
+    fn carry_out(&mut self, now: Nanos, order: Order) {
+        let path = &mut self.path;
+        match order {
+            Order::Send(send) => {
+                if let Err(reason) = path.endpoint.submit(now, &send, &mut path.host) {
+                    path.counters.send_tokens_refused += 1;
+                    let end = commit::outcome(SendStatus::NotDelivered(reason));
+                    path.host.finish_locally(send.id, end);
+                }
+            }
+            Order::Resume(id, stream) => {
+                path.endpoint.resume_sending(now, stream);
+                path.host.finish_locally(id, commit::DONE);
+            }
+            Order::Drop(id, stream) => {
+                path.endpoint.drop_sends(now, stream, &mut path.host);
+                path.host.finish_locally(id, commit::DONE);
+            }
+            Order::Cancel(id, target) => {
+                path.endpoint.cancel(now, target);
+                path.host.finish_locally(id, commit::DONE);
+            }
+            Order::Refuse(id) => {
+                path.counters.send_tokens_refused += 1;
+                path.host.finish_locally(id, commit::REFUSED_TOKEN);
+            }
+        }
+    }
+
+    /// Closes the ports whose applications broke the rules, and says so.
+    fn close_failed(&mut self, now: Nanos, link: &mut Link) {
+        let failed: Vec<(u16, u32, CloseReason)> = (self.path.host.ports.iter())
+            .filter_map(|port| Some((port.number(), port.generation(), port.fault()?)))
+            .collect();
+        for (port, generation, reason) in failed {
+            self.path.counters.ports_failed += 1;
+            self.close_port(now, port, reason);
+            link.send(&FromEngine::PortClosed {
+                port,
+                generation,
+                reason,
+            });
+        }
+    }
+
+    fn close_port(&mut self, now: Nanos, number: u16, reason: CloseReason) {
+        let path = &mut self.path;
+        path.endpoint
+            .port_closed(now, PortId(number), &mut path.host);
+        if let Some(port) = path.host.ports.remove(number) {
+            self.waiter.forget_bell(port.engine_bell());
+            port.close(reason);
+        }
+    }
+
+    /// Fires alarms, and rings one doorbell per port that has something new for a waiting application.
+    pub(super) fn ring_doorbells(&mut self, now: Nanos) {
+        let alarms = self.path.counters.loops.is_multiple_of(ALARM_LOOPS);
+        for nth in 0..self.path.host.ports.count() {
+            let number = self.path.host.ports.number(nth);
+            let Some(port) = number.and_then(|number| self.path.host.ports.get_mut(number)) else {
+                continue;
+            };
+            if alarms && port.fire_alarm(now) {
+                self.path.counters.alarms += 1;
+            }
+            if port.ring_if_wanted() {
+                self.path.counters.doorbells += 1;
+            }
+        }
+    }
+
+    /// Adds or changes a route, and tells the transport of nodes that can be reached now.
+    pub(super) fn set_route(&mut self, now: Nanos, route: &Route) {
+        let Some(node) = NodeId::new(route.node) else {
+            return;
+        };
+        if self.path.routes.set(route, &self.path.encap) == Change::Reachable {
+            let max_frame = self.path.encap.max_frame();
+            self.path.endpoint.set_node(now, node, max_frame);
+        }
+    }
+
+    /// Handles what came over the link. False: leave.
+    pub(super) fn control(&mut self, now: Nanos, link: &mut Link) -> anyhow::Result<bool> {
+        link.flush();
+        for _ in 0..MESSAGES_PER_TURN {
+            let (message, fds) = match link.receive(false)? {
+                Incoming::Message(message, fds) => (message, fds),
+                Incoming::Nothing => return Ok(true),
+                Incoming::Closed => return Ok(false),
+            };
+            match message {
+                ToEngine::Route(route) => self.set_route(now, &route),
+                ToEngine::RemoveNode { node } => {
+                    self.path.routes.remove(node);
+                    if let Some(node) = NodeId::new(node) {
+                        let path = &mut self.path;
+                        path.endpoint.remove_node(now, node, &mut path.host);
+                    }
+                }
+                ToEngine::OpenPort {
+                    port,
+                    generation,
+                    geometry,
+                    restore,
+                } => {
+                    let parts = port_parts(port, generation, geometry, fds)?;
+                    open_port(&mut self.path.host, &self.waiter, parts, restore)?;
+                    self.path.endpoint.port_opened(PortId(port));
+                    link.send(&FromEngine::PortOpened { port, generation });
+                }
+                ToEngine::ClosePort {
+                    port,
+                    generation,
+                    reason,
+                } => {
+                    let served = self.path.host.ports.get(port);
+                    if served.is_some_and(|port| port.generation() == generation) {
+                        self.close_port(now, port, reason);
+                    }
+                    link.send(&FromEngine::PortClosed {
+                        port,
+                        generation,
+                        reason,
+                    });
+                }
+                ToEngine::QueryPeers { id } => {
+                    let peers = self.peers();
+                    link.send(&FromEngine::Peers { id, peers });
+                }
+                ToEngine::Stop => return Ok(false),
+                ToEngine::Hang => hang(),
+                ToEngine::Start(_) | ToEngine::Restored => {
+                    anyhow::bail!("a message that belongs to the start came later")
+                }
+            }
+        }
+        // There may be more.
+        self.next_control = 0;
+        Ok(true)
+    }
+
+    fn peers(&self) -> Vec<PeerReport> {
+        let routes = &self.path.routes;
+        let known = self.path.endpoint.peers().map(|peer| PeerReport {
+            node: peer.peer.node.0,
+            queue: peer.peer.queue,
+            name: peer.name.to_owned(),
+            state: match peer.state {
+                PeerState::Idle => "idle",
+                PeerState::Connecting => "connecting",
+                PeerState::Up => "up",
+                PeerState::Incompatible => "incompatible",
+            }
+            .to_owned(),
+            rtt_ns: peer.rtt_ns,
+            outstanding: u64::from(peer.in_flight),
+            incarnation: peer.incarnation,
+            engine_epoch: peer.engine_epoch,
+            max_frame: peer.max_frame,
+        });
+        let unresolved = routes.unresolved().map(|(node, name)| PeerReport {
+            node,
+            queue: 0,
+            name: name.to_owned(),
+            state: "unresolved".to_owned(),
+            rtt_ns: 0,
+            outstanding: 0,
+            incarnation: 0,
+            engine_epoch: 0,
+            max_frame: 0,
+        });
+        known.chain(unresolved).take(REPORTED_PEERS).collect()
+    }
+}

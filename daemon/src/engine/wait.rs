@@ -1,0 +1,133 @@
+//! What an engine does when there is nothing to do.
+//!
+//! `busy` spins; `yield` gives its core away after each empty loop; `adaptive` does so for a while and then sleeps on its doorbells.
+//! Before it sleeps, the engine says so in the heartbeat (with the time until which), in every port and in every crossing ring, and
+//! then looks at all rings once more ([`portolan_abi::doorbell`]): whoever produces after that look rings.
+//!
+//! Doorbells that others hold are never read: they are watched edge-triggered, so each ring is a wake-up and their counters do not
+//! matter. The socket and the link are level-triggered: what is not taken wakes again.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::Errno;
+
+use portolan_transport::ident::Nanos;
+
+use crate::engine_link::Wait;
+
+/// How long `adaptive` spins before it sleeps.
+const SPIN_NS: Nanos = 50_000;
+/// Longest sleep.
+pub const MAX_SLEEP_NS: Nanos = 100_000_000;
+
+const LINK: u64 = 1;
+const OTHER: u64 = 0;
+
+/// What to do after a loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Go round again.
+    Loop,
+    /// Sleep.
+    Sleep,
+}
+
+/// The waiting of one engine.
+pub struct Waiter {
+    mode: Wait,
+    epoll: OwnedFd,
+    idle_since: Option<Nanos>,
+}
+
+impl Waiter {
+    /// In this mode.
+    pub fn new(mode: Wait) -> io::Result<Self> {
+        Ok(Self {
+            mode,
+            epoll: epoll::create(CreateFlags::CLOEXEC)?,
+            idle_since: None,
+        })
+    }
+
+    /// Watches the link.
+    pub fn watch_link(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(epoll::add(
+            &self.epoll,
+            fd,
+            EventData::new_u64(LINK),
+            EventFlags::IN,
+        )?)
+    }
+
+    /// Watches the socket.
+    pub fn watch_socket(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(epoll::add(
+            &self.epoll,
+            fd,
+            EventData::new_u64(OTHER),
+            EventFlags::IN,
+        )?)
+    }
+
+    /// Watches a doorbell that others ring.
+    pub fn watch_bell(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let flags = EventFlags::IN | EventFlags::ET;
+        Ok(epoll::add(
+            &self.epoll,
+            fd,
+            EventData::new_u64(OTHER),
+            flags,
+        )?)
+    }
+
+    /// Watches a doorbell no longer. Closing it would not do: others hold the same open file.
+    pub fn forget_bell(&self, fd: BorrowedFd<'_>) {
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    /// After a loop that found work or did not.
+    pub fn after_loop(&mut self, worked: bool, now: Nanos) -> Next {
+        if worked {
+            self.idle_since = None;
+            return Next::Loop;
+        }
+        match self.mode {
+            Wait::Busy => std::hint::spin_loop(),
+            Wait::Yield => rustix::thread::sched_yield(),
+            Wait::Adaptive => {
+                let since = *self.idle_since.get_or_insert(now);
+                if now.saturating_sub(since) >= SPIN_NS {
+                    return Next::Sleep;
+                }
+                rustix::thread::sched_yield();
+            }
+        }
+        Next::Loop
+    }
+
+    /// Sleeps until something happens or for so long. True if the link has something.
+    pub fn sleep(&mut self, at_most: Nanos) -> io::Result<bool> {
+        let timeout = Timespec {
+            tv_sec: (at_most / 1_000_000_000) as i64,
+            tv_nsec: (at_most % 1_000_000_000) as _,
+        };
+        let mut events = [Event {
+            flags: EventFlags::empty(),
+            data: EventData::new_u64(OTHER),
+        }; 16];
+        let count = match epoll::wait(self.epoll.as_fd(), &mut events, Some(&timeout)) {
+            Ok(count) => count,
+            Err(Errno::INTR) => 0,
+            Err(errno) => return Err(errno.into()),
+        };
+        if count > 0 {
+            self.idle_since = None;
+        }
+        Ok(events[..count.min(events.len())]
+            .iter()
+            .any(|event| event.data.u64() == LINK))
+    }
+}
