@@ -166,8 +166,8 @@ impl Port {
     pub(crate) fn disarm(&mut self) {
         self.armed = false;
         doorbell::withdraw(&self.memory.client().header().waiting);
-        // Fails if it has not rung.
-        let _ = rustix::io::read(&self.events, &mut [0; 8]);
+        // Fails if it has not rung. Each ring is eight bytes; all that rang is silenced at once.
+        let _ = rustix::io::read(&self.events, &mut [0; 1024]);
     }
 
     /// The doorbell as a file descriptor, for epoll and its friends. Call [`Self::prepare_wait`] before each sleep on it.

@@ -11,6 +11,7 @@ use portolan_abi::memory::{
 };
 use portolan_abi::port::{CloseReason, PortGeometry, state};
 use rustix::event::EventfdFlags;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::engine::crossing::CROSSING_BYTES;
 
@@ -111,7 +112,9 @@ pub struct PortMemory {
     client_half: Arc<OwnedFd>,
     engine_half: Arc<OwnedFd>,
     engine_half_read_only: Arc<OwnedFd>,
-    event_doorbell: Arc<OwnedFd>,
+    /// Engine → application: the end that rings, and the application's. A stream socket pair and not an eventfd, because an
+    /// application could make an eventfd blocking for whoever rings it (see `engine/bell.rs`).
+    event_doorbell: [Arc<OwnedFd>; 2],
     engine_doorbell: Arc<OwnedFd>,
 }
 
@@ -126,31 +129,37 @@ impl PortMemory {
         ClientHalf::map(client_half.as_fd(), geometry)?.initialise();
         EngineHalf::map(engine_half.as_fd(), geometry, true)?.initialise(node, port);
         let engine_half_read_only = reopen_read_only(engine_half.as_fd())?;
+        let (ringing, hearing) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )?;
         Ok(Self {
             geometry,
             client_half: Arc::new(client_half),
             engine_half: Arc::new(engine_half),
             engine_half_read_only: Arc::new(engine_half_read_only),
-            event_doorbell: Arc::new(eventfd()?),
+            event_doorbell: [Arc::new(ringing), Arc::new(hearing)],
             engine_doorbell: Arc::new(eventfd()?),
         })
     }
 
     /// The descriptors for the engine.
     pub fn for_engine(&self) -> Vec<Arc<OwnedFd>> {
-        self.fds(&self.engine_half)
+        self.fds(&self.engine_half, &self.event_doorbell[0])
     }
 
     /// The descriptors for the application: the engine half read-only.
     pub fn for_application(&self) -> Vec<Arc<OwnedFd>> {
-        self.fds(&self.engine_half_read_only)
+        self.fds(&self.engine_half_read_only, &self.event_doorbell[1])
     }
 
-    fn fds(&self, engine_half: &Arc<OwnedFd>) -> Vec<Arc<OwnedFd>> {
+    fn fds(&self, engine_half: &Arc<OwnedFd>, events: &Arc<OwnedFd>) -> Vec<Arc<OwnedFd>> {
         [
             &self.client_half,
             engine_half,
-            &self.event_doorbell,
+            events,
             &self.engine_doorbell,
         ]
         .map(Arc::clone)
@@ -181,8 +190,7 @@ impl PortMemory {
         if now != state::CLOSED {
             word.store(pair(reason as u32, state::CLOSED), Ordering::Release);
         }
-        // A full eventfd has been rung enough.
-        let _ = rustix::io::write(&*self.event_doorbell, &1u64.to_ne_bytes());
+        crate::engine::bell::ring(self.event_doorbell[0].as_fd());
         Ok(())
     }
 }
