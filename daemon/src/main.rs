@@ -52,7 +52,7 @@ fn main() -> ExitCode {
             ..
         } => {
             log();
-            anyhow::Result::<()>::Err(anyhow::anyhow!("this build has no engine yet"))
+            portoland::engine::run()
         }
         Arguments {
             command: Some(Command::Service { socket }),

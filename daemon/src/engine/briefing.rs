@@ -12,7 +12,7 @@ use portolan_transport::ident::{NodeId, PortId};
 use portolan_transport::policy::Policy;
 
 use crate::engine_link::{EngineConfig, FromEngine, Route, ToEngine};
-use crate::xsk::{UmemLayout, Xsk, XskConfig, XskError};
+use crate::xsk::Xsk;
 
 use super::Engine;
 use super::control::{Incoming, Link};
@@ -56,17 +56,6 @@ impl Descriptors {
     }
 }
 
-fn xsk_config(config: &EngineConfig) -> Result<XskConfig, XskError> {
-    let longest = usize::from(config.mtu) + 14;
-    let per_slot = longest.div_ceil(crate::xsk::CHUNK_SIZE) as u32;
-    let slots = config.ledger.frames.saturating_sub(config.rx_frames) / per_slot;
-    Ok(XskConfig::new(UmemLayout::new(
-        config.rx_frames,
-        slots,
-        longest,
-    )?))
-}
-
 fn pin(core: usize) -> anyhow::Result<()> {
     let mut cores = rustix::thread::CpuSet::new();
     if core < rustix::thread::CpuSet::MAX_CPU {
@@ -104,7 +93,7 @@ impl Briefing {
         }
         let facts = Facts::adopt(ledger);
         let engine_epoch = facts.raise_engine_epoch();
-        let xsk = Xsk::adopt(socket, &umem, ledger.frames(), &xsk_config(&config)?)
+        let xsk = Xsk::adopt(socket, &umem, ledger.frames(), &config.xsk_config()?)
             .context("the AF_XDP socket cannot be taken over")?;
         let encap = Encapsulation::new(&config)
             .context("UDP needs an address and room for all queues' ports")?;

@@ -20,7 +20,7 @@
 //! | `sandbox.rs` | what may be asked of the kernel |
 //! | `counters.rs` | what is counted |
 
-mod bell;
+pub(crate) mod bell;
 mod briefing;
 mod buffers;
 mod commit;

@@ -192,7 +192,7 @@ pub(super) fn durable(host: &mut EngineHost) -> Durable {
     }
     let numbers: Vec<u16> = host.ports.iter().map(Port::number).collect();
     for number in numbers {
-        if let Some(port) = host.ports.get_mut(number)
+        if let Some(port) = host.ports.get(number)
             && port.fault().is_none()
         {
             restored_sends(ledger, port, &mut durable);
@@ -201,7 +201,7 @@ pub(super) fn durable(host: &mut EngineHost) -> Durable {
     durable
 }
 
-fn restored_sends(ledger: Ledger<'_>, port: &mut Port, durable: &mut Durable) {
+fn restored_sends(ledger: Ledger<'_>, port: &Port, durable: &mut Durable) {
     let slots = port.geometry().send_tokens;
     for (slot, fact) in (0..slots).zip(ledger.sends(port.number())) {
         let Ok(Some(send)) = commit::accepted(fact) else {
@@ -223,21 +223,21 @@ fn restored_sends(ledger: Ledger<'_>, port: &mut Port, durable: &mut Durable) {
         let stream = (durable.sending.iter_mut())
             .filter(|stream| stream.stream == request.stream)
             .max_by_key(|stream| stream.epoch);
-        let Some(stream) = stream else {
-            return port.fail(CloseReason::Poison);
-        };
         // Accepted, but its number not yet counted as used. It must be so in the ledger before the send can complete, or a second
-        // death would use the number again.
-        let after = send.number.wrapping_add(1);
-        if serial_lt(stream.next, after) {
-            stream.next = after;
-            if let Some(fact) = ledger.send_streams().get(stream.record.0 as usize) {
-                commit::store(&fact.state, pair(stream.epoch, after));
+        // death would use the number again. Without any record its stream was being reopened; the transport finds it another.
+        let record = stream.map_or(RecordId(u32::MAX), |stream| {
+            let after = send.number.wrapping_add(1);
+            if serial_lt(stream.next, after) {
+                stream.next = after;
+                if let Some(fact) = ledger.send_streams().get(stream.record.0 as usize) {
+                    commit::store(&fact.state, pair(stream.epoch, after));
+                }
             }
-        }
+            stream.record
+        });
         durable.sends.push(RestoredSend {
             request,
-            record: stream.record,
+            record,
             number: send.number,
         });
     }

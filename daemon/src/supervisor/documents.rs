@@ -1,5 +1,7 @@
 //! The reports for people and scripts. Their keys are an interface: add, never rename.
 
+use std::sync::atomic::Ordering;
+
 use serde_json::{Value, json};
 
 use super::Supervisor;
@@ -87,7 +89,19 @@ impl Supervisor {
             .into_iter()
             .map(|(name, packets)| (name, packets.into()))
             .collect();
-        json!({ "engines": [], "steering": steering })
+        let names = crate::engine::counters::names();
+        let engines: Vec<Value> = (self.engines.iter())
+            .map(|engine| {
+                let ledger = engine.memory.ledger.ledger();
+                let values: serde_json::Map<String, Value> = names
+                    .iter()
+                    .zip(&ledger.header().counters)
+                    .map(|((name, _), word)| (name.clone(), word.load(Ordering::Relaxed).into()))
+                    .collect();
+                json!({ "queue": engine.index, "counters": values })
+            })
+            .collect();
+        json!({ "engines": engines, "steering": steering })
     }
 }
 
