@@ -17,7 +17,7 @@
 //! in [`Endpoint::commit_ready`].
 
 use super::Endpoint;
-use super::peer::Reply;
+use super::peer::{PeerEntry, Reply};
 use super::receive_stream::{Incoming, Kind, NULLED_MAX, ReceiveStream};
 use super::timers::Owner;
 use super::{NACK_CORRUPT, NACK_GAP, NACK_NO_BUFFER};
@@ -105,9 +105,14 @@ impl Endpoint {
         if serial_lt(entry.arrival, number) {
             let probe = matches!(first, First::Probe { .. });
             self.counters.out_of_order += 1;
-            if !entry.stalled || probe {
-                entry.stalled = true;
-                entry.due.nack = Some(NACK_GAP);
+            // What follows a message without a buffer is no gap: `arrival` came, and its NACK said why it was not taken.
+            let (told, reason) = match entry.no_buffer {
+                true => (true, NACK_NO_BUFFER),
+                false => (entry.stalled, NACK_GAP),
+            };
+            if !told || probe {
+                entry.stalled |= !entry.no_buffer;
+                entry.due.nack = Some(reason);
                 self.queue_control(slot);
             }
         } else if serial_lt(number, entry.arrival) {
@@ -142,7 +147,7 @@ impl Endpoint {
             }
         }
         let entry = self.peers.get(peer)?;
-        let below_floor = serial_lt(stream.epoch, entry.floor);
+        let below_floor = entry.is_below_floor(stream.epoch);
         let open = self
             .open_ports
             .get(usize::from(key.local.0))
@@ -159,14 +164,14 @@ impl Endpoint {
         }
         if !open {
             // Also replaces an older epoch's record; nothing of the new one was delivered.
-            if self.forget_epoch(peer, known, stream.epoch.wrapping_add(1), host) {
+            if self.forget_epoch(peer, known, stream.epoch, host) {
                 self.reply(peer, Reply::PortClosed(*stream, base));
             }
             return None;
         }
         if let Some(old) = known {
-            let past = self.receive.get(old)?.epoch.wrapping_add(1);
-            if !self.forget_epoch(peer, known, past, host) {
+            let epoch = self.receive.get(old)?.epoch;
+            if !self.forget_epoch(peer, known, epoch, host) {
                 return None;
             }
         }
@@ -183,18 +188,19 @@ impl Endpoint {
         Some(slot)
     }
 
-    /// Raises the peer's durable floor, then frees the record. False if the floor could not be stored.
+    /// Raises the peer's durable floor past `epoch`, then frees the record. False if the floor could not be stored.
     fn forget_epoch<H: Host>(
         &mut self,
         peer: u32,
         slot: Option<u32>,
-        floor: u32,
+        epoch: u32,
         host: &mut H,
     ) -> bool {
         let Some(entry) = self.peers.get_mut(peer) else {
             return false;
         };
-        if serial_lt(entry.floor, floor) {
+        if !entry.is_below_floor(epoch) {
+            let floor = PeerEntry::floor_past(epoch);
             if host.store_peer(entry.id, entry.incarnation, floor).is_err() {
                 self.counters.tables_full += 1;
                 return false;
@@ -614,7 +620,7 @@ impl Endpoint {
                 .get(slot)
                 .is_some_and(|s| !serial_lt(stream.epoch, s.epoch))
         });
-        if self.forget_epoch(peer, known, stream.epoch.wrapping_add(1), host) {
+        if self.forget_epoch(peer, known, stream.epoch, host) {
             self.reply(peer, Reply::Closed(*stream));
         }
     }

@@ -17,7 +17,7 @@ use alloc::collections::VecDeque;
 use alloc::string::String;
 
 use super::PeerState;
-use crate::ident::{Nanos, Peer};
+use crate::ident::{Nanos, Peer, serial_lt};
 use crate::policy::Policy;
 use crate::wire::{Chunk, StreamRef};
 
@@ -105,7 +105,7 @@ pub(super) struct PeerEntry {
     pub incarnation: u64,
     retired: [u64; RETIRED],
     pub engine_epoch: Option<u32>,
-    /// A START below is refused; durable.
+    /// A START below is refused; durable. 0 until an epoch was forgotten.
     pub floor: u32,
     pub name: String,
     /// Longest frame it says it can receive.
@@ -201,6 +201,16 @@ impl PeerEntry {
         self.seen_buffers = seen;
         self.credit_limit = self.sent_buffers.wrapping_add(policy.eager_buffers);
         self.replies.clear();
+    }
+
+    /// Whether a START of this epoch is refused. Epochs are serial, so 0 cannot mean the lowest: it means none yet.
+    pub(super) fn is_below_floor(&self, epoch: u32) -> bool {
+        self.floor != 0 && serial_lt(epoch, self.floor)
+    }
+
+    /// The floor that keeps `epoch` out.
+    pub(super) fn floor_past(epoch: u32) -> u32 {
+        epoch.wrapping_add(1).max(1)
     }
 
     /// Takes a superseded incarnation out of the running for good.
