@@ -27,8 +27,8 @@ pub struct EngineDeath;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     Received {
-        port: PortId,
         id: u64,
+        stream: StreamKey,
         epoch: u32,
         number: u32,
     },
@@ -285,15 +285,11 @@ impl TestHost {
                     self.ring.retain(|id| *id != send);
                 }
                 Event::Received {
-                    id, epoch, number, ..
+                    stream,
+                    epoch,
+                    number,
+                    ..
                 } => {
-                    let route = self.book.borrow().message(id).route;
-                    let stream = StreamKey {
-                        local: route.to.1,
-                        node: route.from.0,
-                        remote: route.from.1,
-                        priority: route.priority,
-                    };
                     for record in self.receive_records.iter_mut().flatten() {
                         if record.stream == stream
                             && record.epoch == epoch
@@ -303,7 +299,7 @@ impl TestHost {
                         }
                     }
                     // The buffer's generation is consumed.
-                    let port = self.ports.get_mut(&route.to.1).expect("its port");
+                    let port = self.ports.get_mut(&stream.local).expect("its port");
                     port.claimed.retain(|(token, _)| token.generation != 0);
                 }
             }
@@ -321,6 +317,15 @@ impl TestHost {
                 .get(&key(*id))
                 .is_some_and(|send| send.accepted.is_none())
         });
+        // A tag is newer than its record's `next` if the engine died between the two stores.
+        for (record, epoch, number) in self.sends.values().filter_map(|send| send.accepted) {
+            if let Some(Some(r)) = self.send_records.get_mut(record.0 as usize)
+                && r.epoch == epoch
+                && !serial_lt(number, r.next)
+            {
+                r.next = number.wrapping_add(1);
+            }
+        }
         for send in self.sends.values_mut() {
             send.taken = false;
         }
@@ -339,19 +344,15 @@ impl TestHost {
                 .values()
                 .filter_map(|s| s.accepted.map(|tag| (s.request, tag)))
         };
-        let sending = live(&self.send_records).into_iter().map(|(record, r)| {
-            let tags = accepted().filter(|(_, tag)| (tag.0, tag.1) == (record, r.epoch));
-            let next = tags
-                .map(|(_, tag)| tag.2.wrapping_add(1))
-                .fold(r.next, |a, b| if serial_lt(a, b) { b } else { a });
-            RestoredSendStream {
+        let sending = live(&self.send_records)
+            .into_iter()
+            .map(|(record, r)| RestoredSendStream {
                 record,
                 stream: r.stream,
                 incarnation: r.incarnation,
                 epoch: r.epoch,
-                next,
-            }
-        });
+                next: r.next,
+            });
         let receiving =
             live(&self.receive_records)
                 .into_iter()

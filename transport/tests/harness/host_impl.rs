@@ -160,8 +160,8 @@ impl Host for TestHost {
         };
         self.book.borrow_mut().committed(route, d.tag, &bytes);
         self.events.push(Event::Received {
-            port: d.stream.local,
             id: d.tag,
+            stream: d.stream,
             epoch: d.epoch,
             number: d.number,
         });

@@ -16,7 +16,30 @@ pub use host::Event;
 pub use net::{AfterFailure, Faults, MS, Net, SECOND, US, node};
 pub use rng::Rng;
 
+use portolan_transport::ident::Peer;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+pub const MIB: u32 = 1 << 20;
+
+/// Two nodes; port 1 on node 1 and port 2 on node 2, each with 8 tokens of 4 MiB at each priority.
+pub fn pair() -> Net {
+    let mut net = Net::new(1, 2, 1);
+    net.open(node(1), 1, 8, 4 * MIB);
+    net.open(node(2), 2, 8, 4 * MIB);
+    net
+}
+
+/// The first engine of a node.
+pub fn engine(id: u16) -> Peer {
+    Peer {
+        node: node(id),
+        queue: 0,
+    }
+}
+
+pub fn all_delivered(net: &Net) {
+    assert_eq!(net.book.borrow().delivered(), net.book.borrow().len());
+}
 
 /// Runs `test` for `count` seeds, or for the one in `PORTOLAN_SEED`. `PORTOLAN_SEEDS` changes the count.
 pub fn seeds(binary: &str, name: &str, count: u64, test: impl Fn(u64)) {

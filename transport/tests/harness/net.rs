@@ -14,6 +14,14 @@ use super::book::{Book, Route, SharedBook};
 use super::host::{EngineDeath, Event, TestHost};
 use super::rng::Rng;
 
+/// A frame of n bytes keeps a 10 Gbit/s wire busy for 4 n / 5 ns.
+pub(super) fn wire_time(bytes: usize) -> Nanos {
+    20 + bytes as Nanos * 4 / 5
+}
+
+/// How far ahead of the wire an engine fills its transmit ring.
+pub(super) const RING_TIME: Nanos = 10 * US;
+
 pub const US: Nanos = 1_000;
 pub const MS: Nanos = 1_000_000;
 pub const SECOND: Nanos = 1_000_000_000;
@@ -74,6 +82,10 @@ pub(super) struct Engine {
     pub(super) host: TestHost,
     /// Frames that wait for a dead engine's successor, as they would in its receive ring.
     pub(super) parked: Vec<Vec<u8>>,
+    /// Until when its transmit ring keeps the wire busy.
+    pub(super) busy_until: Nanos,
+    /// It has more to send than its transmit ring takes.
+    pub(super) blocked: bool,
     /// When the next engine takes over.
     pub(super) reborn: Option<Nanos>,
 }
@@ -103,6 +115,8 @@ pub struct Net {
     /// Frames recorded by [`Net::record`].
     pub(super) recorded: Option<Vec<(Peer, Vec<u8>)>>,
     pub frames: u64,
+    /// Prints every frame sent.
+    pub trace: bool,
     pub deaths: u64,
 }
 
@@ -145,6 +159,7 @@ impl Net {
             events: Vec::new(),
             recorded: None,
             frames: 0,
+            trace: std::env::var_os("PORTOLAN_TRACE").is_some(),
             deaths: 0,
         };
         for id in 1..=nodes {
@@ -157,6 +172,7 @@ impl Net {
     pub fn boot(&mut self, id: NodeId, queues: u8) {
         self.book.borrow_mut().abandon(id);
         self.queues.insert(id, queues);
+        self.engines.retain(|peer, _| peer.node != id);
         let incarnation = self.rng.u64();
         for queue in 0..queues {
             let config = Config {
@@ -179,6 +195,8 @@ impl Net {
                 endpoint,
                 host,
                 parked: Vec::new(),
+                busy_until: 0,
+                blocked: false,
                 reborn: None,
             };
             self.engines.insert(Peer { node: id, queue }, engine);
@@ -208,6 +226,10 @@ impl Net {
 
     pub fn host(&mut self, peer: Peer) -> &mut TestHost {
         &mut self.engines.get_mut(&peer).expect("an engine").host
+    }
+
+    pub fn is_alive(&self, peer: Peer) -> bool {
+        self.engines[&peer].endpoint.is_some()
     }
 
     pub fn endpoint(&self, peer: Peer) -> &Endpoint {
@@ -267,6 +289,16 @@ impl Net {
 
     pub fn send(&mut self, from: (u16, u16), to: (u16, u16), len: u32) -> u64 {
         self.send_with(from, to, Priority::Low, len, u64::MAX).0
+    }
+
+    pub fn send_many(
+        &mut self,
+        from: (u16, u16),
+        to: (u16, u16),
+        len: u32,
+        count: usize,
+    ) -> Vec<u64> {
+        (0..count).map(|_| self.send(from, to, len)).collect()
     }
 
     /// Posts a send; the engine finds it at its next turn.

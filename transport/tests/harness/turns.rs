@@ -3,12 +3,12 @@
 use std::cmp::Reverse;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use portolan_transport::Endpoint;
 use portolan_transport::host::SendStatus;
 use portolan_transport::ident::{Nanos, NodeId, Peer};
+use portolan_transport::{Endpoint, wire};
 
 use super::host::{EngineDeath, Event, TestHost};
-use super::net::{AfterFailure, Flight, MS, Net, SECOND};
+use super::net::{AfterFailure, Engine, Flight, MS, Net, RING_TIME, SECOND, wire_time};
 
 impl Net {
     // ---- time ----
@@ -94,9 +94,15 @@ impl Net {
 
     fn next_time(&self) -> Nanos {
         let flight = self.flights.peek().map(|Reverse(f)| f.at);
-        let engines = self.engines.values();
-        let timers =
-            engines.filter_map(|e| e.reborn.or_else(|| e.endpoint.as_ref()?.poll_timeout()));
+        let wake = |e: &Engine| {
+            let unblocked = e.blocked.then_some(e.busy_until.saturating_sub(RING_TIME));
+            let timeout = e.endpoint.as_ref()?.poll_timeout();
+            timeout.into_iter().chain(unblocked).min()
+        };
+        let timers = self
+            .engines
+            .values()
+            .filter_map(|e| e.reborn.or_else(|| wake(e)));
         timers.chain(flight).min().unwrap_or(self.now + 10 * SECOND)
     }
 
@@ -149,18 +155,21 @@ impl Net {
                 }
             }
         });
-        for _ in 0..32 {
+        let mut blocked = true;
+        while self.engines[&peer].busy_until <= self.now + RING_TIME {
             let mut buffer = vec![0xdd; usize::from(self.max_frame)];
             let sent = self.with(peer, |now, endpoint, host| {
                 endpoint.poll_transmit(now, &mut buffer, host)
             });
             let Some(transmit) = sent.flatten() else {
+                blocked = false;
                 break;
             };
             assert!(transmit.len <= buffer.len());
             buffer.truncate(transmit.len);
             self.transmit(peer, transmit.peer, buffer);
         }
+        self.engines.get_mut(&peer).expect("an engine").blocked = blocked;
         self.application_turn(peer);
         if let Some(endpoint) = &self.engines[&peer].endpoint {
             endpoint.check_consistency();
@@ -172,12 +181,11 @@ impl Net {
         for event in self.host(peer).read_events() {
             self.events.push((peer.node, event));
             match event {
-                Event::Received { port, id, .. } => {
-                    let priority = self.book.borrow().message(id).route.priority;
+                Event::Received { stream, .. } => {
                     if self.provide_again
-                        && let Some(len) = self.host(peer).max_len(port)
+                        && let Some(len) = self.host(peer).max_len(stream.local)
                     {
-                        self.provide(peer.node, port, priority, len);
+                        self.provide(peer.node, stream.local, stream.priority, len);
                     }
                 }
                 Event::Completed {
@@ -208,12 +216,25 @@ impl Net {
 
     fn transmit(&mut self, from: Peer, to: Peer, frame: Vec<u8>) {
         self.frames += 1;
+        if self.trace {
+            let segments: [&[u8]; 1] = [&frame];
+            let parsed = wire::parse(&segments).expect("a frame of ours");
+            let chunks: Vec<_> = parsed.chunks().map(|(chunk, _)| chunk).collect();
+            eprintln!(
+                "{:>12} {from:?} -> {to:?} {} {chunks:?}",
+                self.now,
+                frame.len()
+            );
+        }
         if let Some(recorded) = &mut self.recorded {
             recorded.push((to, frame.clone()));
         }
+        let engine = self.engines.get_mut(&from).expect("an engine");
+        engine.busy_until = engine.busy_until.max(self.now) + wire_time(frame.len());
+        let sent = engine.busy_until;
         // Within a node frames cross the inter-engine ring, which neither loses nor changes them.
         if from.node == to.node {
-            self.fly(self.now + 1, from.node, to, frame);
+            self.fly(sent, from.node, to, frame);
             return;
         }
         if self.cut.contains(&(from.node, to.node)) || self.rng.chance(self.faults.loss) {
@@ -231,7 +252,7 @@ impl Net {
             } else {
                 0
             };
-            self.fly(self.now + self.faults.delay + late, from.node, to, frame);
+            self.fly(sent + self.faults.delay + late, from.node, to, frame);
         }
     }
 
