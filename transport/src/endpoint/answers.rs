@@ -356,10 +356,18 @@ impl Endpoint {
         if stream.closing {
             return self.on_closed(slot, host);
         }
+        // A peer that refuses everything must not make us draw an epoch per frame; the PROBE brings the next REFUSED.
+        let repeat = Nanos::from(self.config.policy.rto_min_us) * 1_000;
+        if now < stream.reopened_at.saturating_add(repeat) {
+            return;
+        }
         if stream.established {
             self.settle_transmitted(now, slot, Reason::PeerRestarted, host);
         }
         self.reopen(slot, host);
+        if let Some(stream) = self.send.get_mut(slot) {
+            stream.reopened_at = now;
+        }
         self.activate(now, slot);
     }
 

@@ -237,7 +237,7 @@ impl Endpoint {
                 } else if let Some(Kind::Placing(row)) = stream.messages.get(index).map(|m| m.kind)
                     && let Some(long) = self.longs.get_mut(row)
                 {
-                    long.cts = Some(true);
+                    long.cts = long.cts.or(Some(false));
                     stream.due.grants = true;
                 }
                 if let Some(stream) = self.receive.get_mut(slot) {
@@ -603,6 +603,7 @@ impl Endpoint {
         }
         if news {
             (entry.due.ack, entry.due.drops) = (true, true);
+            entry.due.port_closed = entry.closed && entry.nulled_len == 0;
             self.commit_ready(now, slot, host);
             self.queue_control(slot);
         }
@@ -625,7 +626,7 @@ impl Endpoint {
         }
     }
 
-    /// The slot of a stream whose current epoch the chunk names.
+    /// The slot of a stream, perhaps a closed one, whose current epoch the chunk names.
     pub(super) fn current(&mut self, peer: u32, stream: &StreamRef) -> Option<u32> {
         let slot = self
             .key_of(peer, stream, false)
@@ -633,7 +634,7 @@ impl Endpoint {
         let fits = |slot: &u32| {
             self.receive
                 .get(*slot)
-                .is_some_and(|s| s.epoch == stream.epoch && s.peer == peer && !s.closed)
+                .is_some_and(|s| s.epoch == stream.epoch && s.peer == peer)
         };
         let found = slot.filter(fits);
         self.counters.stale_epochs += u64::from(found.is_none());

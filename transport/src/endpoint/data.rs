@@ -206,7 +206,7 @@ impl Endpoint {
             let holes = long.received < long.ranges.end();
             let due = long
                 .asked_at
-                .is_none_or(|at| now >= at.saturating_add(repeat));
+                .is_none_or(|at| now >= at.saturating_add(repeat + repeat / 2));
             if (gap || holes) && due {
                 long.asked_at = Some(now);
                 long.cts = long.cts.or(Some(false));

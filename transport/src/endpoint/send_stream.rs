@@ -18,8 +18,8 @@
 //! Rejected: taking numbers back from sends that were dropped before transmission (the ledger's `next` only grows); one timer per
 //! message (the oldest is the one that matters, and PROBE asks for the state of all).
 //!
-//! Invariants: base ≤ cursor ≤ high ≤ next (serially); `queue.len() == next - base`; the front of the queue is not Done; before
-//! `high` no Hole, from `high` on no Null and no Done.
+//! Invariants: base ≤ cursor ≤ high ≤ next (serially); `queue.len() == next - base`; the front of the queue is not Done; from
+//! `high` on no Null and no Done.
 
 use alloc::collections::VecDeque;
 
@@ -41,7 +41,7 @@ pub(super) enum MessageState {
     Live,
     /// Given up after it was transmitted: NULL goes out until the receiver says what became of it.
     Null(Reason),
-    /// Given up before it was transmitted, and told so: only its number is still owed.
+    /// Given up before it was transmitted, and told so: only its number is still owed, and travels as NULL.
     Hole,
     /// Its status is told; its number waits for those before it.
     Done,
@@ -104,6 +104,8 @@ pub(super) struct SendStream {
     pub established: bool,
     /// A new epoch is needed before anything more is sent.
     pub reopen: bool,
+    /// When REFUSED last made it reopen.
+    pub reopened_at: Nanos,
     /// Tam's Stall: nothing new until a positive acknowledgement.
     pub stalled: bool,
     /// The receiver has no buffer for `cursor`.
@@ -156,6 +158,7 @@ impl SendStream {
             high: first,
             established: false,
             reopen: false,
+            reopened_at: 0,
             stalled: false,
             not_ready: false,
             starved: false,

@@ -80,7 +80,8 @@ impl Endpoint {
         if let Some(transmit) = self.write_reset(to) {
             return Some(transmit);
         }
-        loop {
+        // Each peer once: one whose work fits no frame must not keep us here.
+        for _ in 0..self.ready[0].len() + self.ready[1].len() {
             let low_turn = self.high_streak >= HIGH_STREAK && !self.ready[0].is_empty();
             let class = usize::from(!self.ready[1].is_empty() && !low_turn);
             let slot = self.ready[class].pop_front()?;
@@ -96,6 +97,7 @@ impl Endpoint {
                 return Some(transmit);
             }
         }
+        None
     }
 
     /// A RESET goes alone, to somebody who may not even be a peer.
@@ -487,10 +489,6 @@ impl StreamWriter<'_, '_, '_> {
         if let Some(message) = stream.queue.get_mut(index) {
             message.null_tries = message.null_tries.saturating_add(1);
             message.null_due = false;
-            if message.state == MessageState::Hole {
-                // Transmitted now; the acknowledgement settles it.
-                message.state = MessageState::Done;
-            }
         }
         stream.not_ready = false;
         self.advance(stream);
