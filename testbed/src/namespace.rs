@@ -30,7 +30,8 @@ impl Namespace {
     /// Makes it. The caller holds the testbed's lock: the first `ip netns add` of a machine also sets up the
     /// directory of handles, and two of them at once can fail.
     pub fn create(name: &str) -> Result<Self> {
-        process::run_ok(Command::new("ip").args(["netns", "add", name]), STEP)?;
+        // To its end even when we are told to stop: half a namespace is harder to remove than a whole one.
+        process::clean_up_with(Command::new("ip").args(["netns", "add", name]), STEP)?;
         Ok(Self::existing(name))
     }
 
