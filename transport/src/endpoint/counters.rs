@@ -1,5 +1,7 @@
 //! What happened, counted. One table yields the fields, their help, metrics and documentation.
 
+use crate::wire::WireError;
+
 macro_rules! counters {
     ($($(#[doc = $help:literal])+ $name:ident,)+) => {
         /// What happened, counted since this engine started.
@@ -28,8 +30,30 @@ counters! {
     chunks_received,
     /// Chunks written.
     chunks_sent,
-    /// Frames the wire layer refused.
+    /// Frames the wire layer refused, for one of the reasons that follow.
     frames_malformed,
+    /// Frames shorter than their header.
+    malformed_truncated,
+    /// Frames longer than 65535 bytes.
+    malformed_too_long,
+    /// Frames that do not start with our magic number.
+    malformed_magic,
+    /// Frames of a wire version this build does not speak.
+    malformed_version,
+    /// Frames whose header length is impossible.
+    malformed_header_length,
+    /// Frames whose header checksum does not match.
+    malformed_header_crc,
+    /// Frames with a chunk header of impossible length.
+    malformed_chunk_length,
+    /// Frames whose chunk count does not match their header length.
+    malformed_chunk_count,
+    /// Frames with an impossible value in a chunk header.
+    malformed_chunk_field,
+    /// Frames whose payloads are longer than they are.
+    malformed_payload_length,
+    /// Frames with bytes after their last payload.
+    malformed_trailing,
     /// Frames for another node or queue.
     frames_not_for_us,
     /// Frames from a node or queue that is not configured.
@@ -120,9 +144,46 @@ counters! {
     memory_faults,
 }
 
+impl Counters {
+    /// Counts a frame the wire layer refused, and why (wire.md §7).
+    pub(super) fn count_malformed(&mut self, error: WireError) {
+        self.frames_malformed += 1;
+        *match error {
+            WireError::Truncated => &mut self.malformed_truncated,
+            WireError::TooLong => &mut self.malformed_too_long,
+            WireError::Magic => &mut self.malformed_magic,
+            WireError::Version => &mut self.malformed_version,
+            WireError::HeaderLength => &mut self.malformed_header_length,
+            WireError::HeaderCrc => &mut self.malformed_header_crc,
+            WireError::ChunkLength => &mut self.malformed_chunk_length,
+            WireError::ChunkCount => &mut self.malformed_chunk_count,
+            WireError::ChunkField => &mut self.malformed_chunk_field,
+            WireError::PayloadLength => &mut self.malformed_payload_length,
+            WireError::Trailing => &mut self.malformed_trailing,
+        } += 1;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // Expect: each reason has the counter of its name, and only that moves beside the sum.
+    #[test]
+    fn every_wire_error_has_its_counter() {
+        for error in WireError::ALL {
+            let mut counters = Counters::default();
+            counters.count_malformed(*error);
+            let mut moved: alloc::vec::Vec<_> = counters
+                .iter()
+                .filter(|(_, _, value)| *value == 1)
+                .map(|(name, _, _)| name)
+                .collect();
+            moved.retain(|name| *name != "frames_malformed");
+            assert_eq!(moved.len(), 1, "{error:?}");
+            assert_eq!(moved[0].strip_prefix("malformed_"), Some(error.name()));
+        }
+    }
 
     #[test]
     fn every_counter_has_name_and_help() {

@@ -263,7 +263,7 @@ impl Endpoint {
         let c = &mut self.counters;
         match result {
             Ok(()) => {}
-            Err(FrameError::Wire(_)) => c.frames_malformed += 1,
+            Err(FrameError::Wire(error)) => c.count_malformed(error),
             Err(FrameError::NotForUs) => c.frames_not_for_us += 1,
             Err(FrameError::UnknownPeer) => c.frames_unknown_peer += 1,
             Err(FrameError::WrongIncarnation) => c.frames_wrong_incarnation += 1,
