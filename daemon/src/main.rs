@@ -59,10 +59,7 @@ fn main() -> ExitCode {
             ..
         } => {
             log();
-            anyhow::Result::<()>::Err(anyhow::anyhow!(
-                "this build has no service yet: {}",
-                socket.display()
-            ))
+            portoland::service::run(&socket)
         }
         Arguments {
             config: Some(file), ..
