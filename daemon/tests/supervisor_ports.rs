@@ -353,6 +353,14 @@ fn an_engine_that_talks_nonsense_is_replaced() {
 }
 
 #[test]
+fn an_engine_without_a_link_is_replaced() {
+    let (node, mut engine) = Node::ready(&Options::default());
+    engine.hang_up();
+    engine.wait_killed();
+    node.next_engine().ready();
+}
+
+#[test]
 fn an_engine_that_keeps_dying_is_slowed_down_and_says_so() {
     let node = Node::start(&Options::default());
     for _ in 0..11 {

@@ -28,6 +28,8 @@ use crate::engine_link::{EngineConfig, FromEngine, MAX_PACKET, Route, ToEngine};
 
 /// An engine that takes longer to adopt is hung.
 const READY_WITHIN: Duration = Duration::from_secs(10);
+/// A process that closed its link is dead within this.
+const LEAVES_WITHIN: Duration = Duration::from_millis(500);
 /// Messages that may wait for an engine; one that leaves more unread is hung.
 const MAX_WAITING: usize = 4096;
 /// Messages of one engine handled before others get a turn.
@@ -57,6 +59,8 @@ struct Process {
     outbox: Outbox,
     /// Killed; its messages count no more.
     fenced: bool,
+    /// It has closed its link, so it should be dead by then.
+    leaves_by: Option<Instant>,
 }
 
 /// One engine, whichever process it is at the moment.
@@ -107,10 +111,15 @@ impl Engine {
         header.header().engine_epoch.load(Ordering::Relaxed)
     }
 
+    /// Does its next start wait, because it keeps dying?
+    pub fn is_degraded(&self) -> bool {
+        matches!(self.state, EngineState::Waiting(at) if at > Instant::now())
+    }
+
     /// For people.
     pub fn state_name(&self) -> &'static str {
         match self.state {
-            EngineState::Waiting(_) if self.restarts.total() > 0 => "degraded",
+            EngineState::Waiting(_) if self.is_degraded() => "degraded",
             EngineState::Waiting(_) | EngineState::Starting(_) => "starting",
             EngineState::Running => "running",
             EngineState::Stopping => "stopping",
@@ -158,6 +167,7 @@ impl Supervisor {
             link,
             outbox: Outbox::default(),
             fenced: false,
+            leaves_by: None,
         });
         let ready_by = now + READY_WITHIN;
         engine.state = EngineState::Starting(ready_by);
@@ -264,13 +274,32 @@ impl Supervisor {
         let Some(process) = engine.process.as_mut().filter(|p| !p.fenced) else {
             return;
         };
-        // An error means that the other end is gone: its death will tell.
-        let failed = process.outbox.flush(process.link.as_fd()).is_err();
+        if process.leaves_by.is_some() {
+            return;
+        }
         let mut flags = EventFlags::IN | EventFlags::RDHUP;
-        flags.set(EventFlags::OUT, !process.outbox.is_empty() && !failed);
-        let watched = self.poll.modify(&process.link, source, flags);
-        if failed || watched.is_err() {
-            self.fence(index, "closed its link");
+        if process.outbox.flush(process.link.as_fd()).is_ok() {
+            flags.set(EventFlags::OUT, !process.outbox.is_empty());
+        }
+        // An error means that the other end is gone: reading will tell.
+        if self.poll.modify(&process.link, source, flags).is_err() {
+            self.fence(index, "cannot be watched");
+        }
+    }
+
+    /// Processes close their links when they die, a moment before their pidfd tells; one that lives on without is useless.
+    fn on_link_closed(&mut self, index: usize) {
+        let leaves_by = Instant::now() + LEAVES_WITHIN;
+        let Some(engine) = self.engines.get_mut(index) else {
+            return;
+        };
+        let Some(process) = engine.process.as_mut() else {
+            return;
+        };
+        if process.leaves_by.is_none() {
+            process.leaves_by = Some(leaves_by);
+            self.poll.remove(&process.link);
+            self.poll.set_timer(leaves_by, Timer::Engine(engine.index));
         }
     }
 
@@ -288,6 +317,7 @@ impl Supervisor {
             "engine fenced: it {why}"
         );
         process.fenced = true;
+        // Removed already if it was closed.
         self.poll.remove(&process.link);
         if let Err(error) = self.launcher.kill(&process.child) {
             tracing::error!(queue = engine.index, %error, "the engine cannot be killed");
@@ -326,8 +356,10 @@ impl Supervisor {
                 }
                 Ok(Received::Nothing) => break,
                 Ok(Received::TooLong) => self.fence(index, "talks too much"),
-                Ok(Received::Closed) => self.fence(index, "closed its link"),
-                Err(_) => self.fence(index, "has a broken link"),
+                Ok(Received::Closed) | Err(_) => {
+                    self.on_link_closed(index);
+                    break;
+                }
             }
         }
         self.link_buffer = buffer;
@@ -453,6 +485,12 @@ impl Supervisor {
         let Some(engine) = self.engines.get(index) else {
             return;
         };
+        if let Some(process) = &engine.process
+            && process.leaves_by.is_some_and(|by| by <= now)
+        {
+            self.fence(index, "closed its link and lives on");
+            return;
+        }
         match engine.state {
             EngineState::Waiting(at) if at <= now && engine.process.is_none() => {
                 self.start_engine(index, now);

@@ -182,6 +182,7 @@ impl Supervisor {
             }
         }
         self.abandon_ports();
+        tracing::info!("stopped");
         Ok(())
     }
 

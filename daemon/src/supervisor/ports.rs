@@ -10,15 +10,13 @@
 //! A number is free again only when no engine can have the memory mapped. While an engine is dead the phases stand still and are
 //! told to the next one.
 
-use std::time::Instant;
-
 use portolan_abi::PORTS;
 use portolan_abi::control::{ErrorCode, Response};
 use portolan_abi::port::{CloseReason, PortGeometry, state};
 
 use super::Supervisor;
 use super::clients::Pending;
-use super::engines::EngineState;
+use super::engines::Engine;
 use super::memory::PortMemory;
 use crate::engine_link::ToEngine;
 
@@ -223,10 +221,7 @@ impl Supervisor {
             }
         }
         let index = self.config.engine_of(number);
-        if let Some(engine) = self.engines.get(index)
-            && engine.restarts.total() > 0
-            && matches!(engine.state, EngineState::Waiting(at) if at > Instant::now())
-        {
+        if self.engines.get(index).is_some_and(Engine::is_degraded) {
             return Err(refuse(
                 ErrorCode::Unavailable,
                 format!("the engine of port {number} keeps dying; see the daemon's log"),

@@ -142,6 +142,11 @@ impl FakeEngine {
         rustix::io::write(&self.exit, &1u64.to_ne_bytes()).unwrap();
     }
 
+    /// Closes its link and lives on.
+    pub fn hang_up(&mut self) {
+        self.link = None;
+    }
+
     /// Dies with its descriptors still open: the pidfd first.
     pub fn exit_only(&self) {
         rustix::io::write(&self.exit, &1u64.to_ne_bytes()).unwrap();
