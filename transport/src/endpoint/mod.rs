@@ -207,8 +207,8 @@ pub struct Endpoint {
     timers: Timers,
     /// Peers with something to send, by priority.
     ready: [VecDeque<u32>; 2],
-    /// Bytes of high priority since low had its turn.
-    high_streak: usize,
+    /// Bytes of high priority until it is low's turn, negative.
+    low_due: i64,
     resets: Resets,
     open_ports: [bool; PORTS as usize],
     /// Per port, receiving streams that wait for a token.
@@ -237,7 +237,7 @@ impl Endpoint {
             grants: Grants::default(),
             timers: Timers::default(),
             ready: [VecDeque::new(), VecDeque::new()],
-            high_streak: 0,
+            low_due: transmit::LOW_DUE_AT_FIRST,
             resets: Resets::new(now),
             open_ports: [false; PORTS as usize],
             waiting: (0..PORTS).map(|_| VecDeque::new()).collect(),

@@ -492,6 +492,7 @@ fn tries(default: u64) -> u64 {
 
 const SECOND: Nanos = 1_000_000_000;
 
+mod shares;
 mod statuses;
 
 #[test]

@@ -6,7 +6,7 @@
 //!
 //! Idea: a ready queue of peers per priority, taken in turn; a frame for one peer takes, in this order, handshake, answers of our
 //! receiving streams, control of our sending streams, then messages, one chunk per stream in turn, high before low, until the
-//! frame is full. Nothing ever waits for more to come. Low priority has its turn after nineteen times as many bytes of high.
+//! frame is full. Nothing ever waits for more to come. Low priority has its turn after eighteen times as many bytes of high.
 //!
 //! Within a stream, first chunks go before DATA: a first chunk is what order depends on, DATA is paced by grants.
 //!
@@ -28,8 +28,12 @@ use crate::wire::chunk::{Hello, Range};
 use crate::wire::frame::FRAME_HEADER_LEN;
 use crate::wire::{Chunk, FrameHeader, FrameWriter, MAX_CHUNKS, Payload, crc32c};
 
-/// Low priority has its turn after so many bytes of high: 5 % of the link.
-const HIGH_STREAK: usize = 19 * 1_500;
+/// For each byte of low priority, high may send so many before it is low's turn again: low gets 1/19 of a busy link.
+const HIGH_PER_LOW: i64 = 18;
+/// High goes first.
+pub(super) const LOW_DUE_AT_FIRST: i64 = -HIGH_PER_LOW * 1_500;
+/// What low may have used ahead while high was silent, in bytes of high.
+const LOW_AHEAD_MAX: i64 = HIGH_PER_LOW * 9_000;
 /// An EAGER's chunk header with START; what a whole frame leaves for one message.
 const EAGER_HEADER: usize = 40;
 /// A long message is not split into less than this while a fresh frame would carry more.
@@ -82,7 +86,7 @@ impl Endpoint {
         }
         // Each peer once: one whose work fits no frame must not keep us here.
         for _ in 0..self.ready[0].len() + self.ready[1].len() {
-            let low_turn = self.high_streak >= HIGH_STREAK && !self.ready[0].is_empty();
+            let low_turn = self.low_due >= 0 && !self.ready[0].is_empty();
             let class = usize::from(!self.ready[1].is_empty() && !low_turn);
             let slot = self.ready[class].pop_front()?;
             let Some(entry) = self.peers.get_mut(slot) else {
@@ -90,9 +94,10 @@ impl Endpoint {
             };
             entry.ready[class] = false;
             if let Some(transmit) = self.write_frame(now, slot, class, to, host) {
-                self.high_streak = match class {
-                    0 => 0,
-                    _ => self.high_streak.saturating_add(transmit.len),
+                let len = transmit.len as i64;
+                self.low_due = match class {
+                    0 => (self.low_due - HIGH_PER_LOW * len).max(-LOW_AHEAD_MAX),
+                    _ => (self.low_due + len).min(0),
                 };
                 return Some(transmit);
             }
