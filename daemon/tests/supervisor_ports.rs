@@ -94,13 +94,16 @@ fn a_port_opens_when_its_engine_has_it_and_is_journalled_on_the_way() {
         }
     ));
     assert_eq!(node.life(0, 7), (1, state::OPEN));
-    // The same memory, but the engine half read-only.
+    // The same memory, but the engine half read-only; the event doorbell's other end.
     let same: Vec<bool> = fds
         .iter()
         .zip(&engine_fds)
         .map(|(a, b)| inode(a) == inode(b))
         .collect();
-    assert_eq!(same, [true; 4]);
+    assert_eq!(same, [true, true, false, true]);
+    rustix::io::write(&engine_fds[2], &[1]).unwrap();
+    let mut ring = [0; 8];
+    assert!(rustix::io::read(&fds[2], &mut ring).unwrap() > 0);
     let mode = |fd: &OwnedFd| rustix::fs::fcntl_getfl(fd).unwrap() & rustix::fs::OFlags::RWMODE;
     assert_eq!(mode(&fds[0]), rustix::fs::OFlags::RDWR);
     assert_eq!(mode(&fds[1]), rustix::fs::OFlags::RDONLY);

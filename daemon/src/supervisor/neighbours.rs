@@ -20,6 +20,8 @@ use crate::engine_link::{Encap, Route};
 const SOON: Duration = Duration::from_secs(1);
 /// All is well: look again all the same.
 const LATER: Duration = Duration::from_secs(5);
+/// Something changed for the worse: look again, but not at every change.
+const AT_ONCE: Duration = Duration::from_millis(100);
 /// Routes are looked up again.
 const ROUTES_EVERY: Duration = Duration::from_secs(10);
 /// Packets of changes taken in before others get a turn.
@@ -42,6 +44,7 @@ pub struct Neighbours {
     peers: Vec<Unresolved>,
     table: HashMap<IpAddr, Neighbour>,
     routes_at: Option<Instant>,
+    look_at: Option<Instant>,
 }
 
 impl Neighbours {
@@ -74,6 +77,7 @@ impl Neighbours {
             peers,
             table: HashMap::new(),
             routes_at: None,
+            look_at: None,
         };
         neighbours.read_table()?;
         Ok(Some(neighbours))
@@ -147,6 +151,13 @@ impl Neighbours {
         }
     }
 
+    /// Is an entry missing or stale?
+    fn need_attention(&self) -> bool {
+        let hops = self.peers.iter().filter_map(|peer| peer.next_hop);
+        let mut entries = hops.map(|hop| self.table.get(&hop));
+        entries.any(|entry| entry.is_none_or(|entry| entry.stale))
+    }
+
     /// Has the kernel resolve or confirm what needs it. True if all are resolved.
     fn use_entries(&mut self) -> bool {
         let mut all = true;
@@ -179,8 +190,14 @@ impl Neighbours {
 impl Supervisor {
     /// The kernel's table changed.
     pub(super) fn on_neighbours(&mut self) {
-        if let Some(neighbours) = &mut self.neighbours {
-            neighbours.take_changes();
+        let Some(neighbours) = &mut self.neighbours else {
+            return;
+        };
+        neighbours.take_changes();
+        let soon = Instant::now() + AT_ONCE;
+        if neighbours.need_attention() && neighbours.look_at.is_none_or(|at| at > soon) {
+            neighbours.look_at = Some(soon);
+            self.poll.set_timer(soon, Timer::Neighbours);
         }
         self.publish_macs();
     }
@@ -190,9 +207,13 @@ impl Supervisor {
         let Some(neighbours) = &mut self.neighbours else {
             return;
         };
+        if neighbours.look_at.is_some_and(|at| at > now) {
+            return;
+        }
         neighbours.look_up_routes(now);
         let all = neighbours.use_entries();
         let again = now + if all { LATER } else { SOON };
+        neighbours.look_at = Some(again);
         self.poll.set_timer(again, Timer::Neighbours);
         self.publish_macs();
     }
