@@ -84,6 +84,8 @@ counters! {
     peer_takeovers,
     /// Peers that fell silent for too long.
     peers_unreachable,
+    /// Paths that did not carry the frames both ends allow.
+    paths_short,
     /// HELLOs of another cluster, version or policy.
     peers_incompatible,
     /// Sends accepted.

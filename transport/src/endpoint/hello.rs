@@ -164,20 +164,6 @@ impl Endpoint {
         Some(slot)
     }
 
-    /// Frames to the peer: what both ends and the path carry.
-    fn bound_frames(&mut self, slot: u32) {
-        if let Some(entry) = self.peers.get_mut(slot) {
-            let path = self
-                .nodes
-                .get(&entry.id.node)
-                .map_or(MIN_FRAME, |node| node.max_frame);
-            entry.max_frame = path
-                .min(self.config.max_frame)
-                .min(entry.remote_max_frame)
-                .max(MIN_FRAME);
-        }
-    }
-
     /// Asks queue 0 how many queues its node has.
     pub(super) fn connect_node(&mut self, now: Nanos, node: NodeId) -> Option<u32> {
         let slot = self.peer_slot(now, Peer { node, queue: 0 })?;
@@ -374,6 +360,9 @@ impl Endpoint {
         let was_up = entry.is_up();
         entry.state = PeerState::Up;
         entry.greeted = true;
+        if !was_up {
+            entry.path.try_again();
+        }
         entry.hello_tries = 0;
         entry.waiting_since = None;
         entry.last_heard = now;

@@ -3,6 +3,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `peer` | liveness, round trip, credit of one peer |
+//! | `path` | how long frames to a peer may be |
 //! | `hello` | how two engines come to know each other, RESET, restarts and takeovers |
 //! | `send_stream`, `submit`, `answers`, `settle` | the sending end: state, commands, what receivers answer, how sends end |
 //! | `receive_stream`, `arrival`, `long_message`, `data` | the receiving end: state, first chunks, ranges and grants, DATA |
@@ -19,6 +20,7 @@ mod counters;
 mod data;
 mod hello;
 mod long_message;
+mod path;
 mod peer;
 mod ports;
 mod receive_stream;
@@ -335,7 +337,7 @@ impl Endpoint {
             Chunk::PathProbe { size, nonce } => {
                 self.reply(peer, Reply::PathAck(size, nonce));
             }
-            Chunk::PathAck { .. } => {}
+            Chunk::PathAck { size, nonce } => self.on_path_ack(peer, size, nonce),
             _ => self.on_answer(now, peer, chunk, host),
         }
     }

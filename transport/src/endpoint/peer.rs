@@ -17,6 +17,7 @@ use alloc::collections::VecDeque;
 use alloc::string::String;
 
 use super::PeerState;
+use super::path::Path;
 use crate::ident::{Nanos, Peer, serial_lt};
 use crate::policy::Policy;
 use crate::wire::{Chunk, StreamRef};
@@ -112,6 +113,8 @@ pub(super) struct PeerEntry {
     pub remote_max_frame: u16,
     /// Longest frame sent to it.
     pub max_frame: u16,
+    /// What may prove longer ones.
+    pub path: Path,
 
     // HELLO
     pub hello_due: bool,
@@ -167,6 +170,7 @@ impl PeerEntry {
             name: String::new(),
             remote_max_frame: u16::MAX,
             max_frame: 0,
+            path: Path::default(),
             hello_due: false,
             hello_ack_due: false,
             echo: 0,

@@ -205,6 +205,8 @@ struct Pair {
     double: u64,
     late: u64,
     corrupt: u64,
+    /// Longer frames are swallowed.
+    longest: usize,
     next_slot: u32,
     frame: u16,
 }
@@ -252,6 +254,7 @@ impl Pair {
             double: 0,
             late: 0,
             corrupt: 0,
+            longest: usize::MAX,
             next_slot: 0,
             frame,
         }
@@ -309,7 +312,7 @@ impl Pair {
                 let mut bytes = frame[..transmit.len].to_vec();
                 let to = usize::from(transmit.peer.node.0 - 1);
                 let dice = self.dice() % 1000;
-                if dice < self.loss {
+                if dice < self.loss || bytes.len() > self.longest {
                     continue;
                 }
                 let mut at = self.now + LATENCY;

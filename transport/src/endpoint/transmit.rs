@@ -140,6 +140,17 @@ impl Endpoint {
     ) -> Option<Transmit> {
         let entry = self.peers.get_mut(slot)?;
         let up = entry.is_up();
+        if up && let Some((size, nonce)) = entry.path.take_probe(now) {
+            self.timers.arm(Owner::Peer(slot), entry.path.again_at());
+            self.mark_leftovers(slot);
+            self.mark_ready(slot, Priority::High);
+            let mut w = FrameWriter::new(to);
+            let chunk = Chunk::PathProbe { size, nonce };
+            if push(&mut w, &mut self.counters, &chunk).is_ok() {
+                return self.finish_frame(now, slot, w, &Plan::default(), false, host);
+            }
+            return None;
+        }
         let space = to.len().min(usize::from(entry.max_frame));
         let mut w = FrameWriter::new(to.get_mut(..space)?);
         let mut plan = Plan::default();

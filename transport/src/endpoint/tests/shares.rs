@@ -206,3 +206,26 @@ fn short_transfers_overtake_long_ones_and_none_starves() {
     assert!(worst <= 64 * 1024 + 21 * 9_000, "budget: {worst}");
     assert!(pair.run_until(10 * SECOND, Pair::all_settled));
 }
+
+#[test]
+fn jumbo_frames_are_proved_first() {
+    let mut pair = Pair::new(8972);
+    pair.send(0, 2, 100, Nanos::MAX);
+    assert!(pair.run_until(SECOND, |pair| {
+        pair.sides[0].endpoint.peers().all(|p| p.max_frame == 8972)
+    }));
+
+    // A path that swallows them: everything still arrives, in short frames.
+    let mut pair = Pair::new(8972);
+    pair.longest = 1500;
+    pair.send(0, 2, 1_000_000, Nanos::MAX);
+    pair.send(1, 1, 8_000, Nanos::MAX);
+    assert!(pair.run_until(SECOND, Pair::all_settled));
+    pair.check_deliveries();
+    assert!(
+        pair.run_until(SECOND, |pair| pair.sides[0].endpoint.counters().paths_short
+            == 1)
+    );
+    assert!(pair.sides[0].endpoint.peers().all(|p| p.max_frame == 1472));
+    assert_eq!(pair.sides[0].endpoint.counters().retransmits, 0);
+}
