@@ -1,0 +1,417 @@
+//! Two real daemons in two network namespaces: applications exchange messages over AF_XDP, through engines that are killed, and
+//! beside applications that write nonsense into their memory. Needs root.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use portolan::{Event, Node, Port, PortOptions, Priority, SendOptions, Status, Wait};
+use portolan_testbed::{Daemon, Encap, Lab};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Bound on one exchange.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Long enough for every pause the tests cause.
+const SEND_TIMEOUT: Duration = Duration::from_secs(30);
+
+fn port(lab: &Lab, node: u16, number: u16) -> Port {
+    let node = Node::attach(lab.node(node).socket()).unwrap();
+    let options = PortOptions {
+        arena_bytes: 64 << 20,
+        wait: Wait::Yield,
+        ..PortOptions::at(number)
+    };
+    let mut port = node.open_port(options).unwrap();
+    for (len, count) in [
+        (64, 24),
+        (2048, 24),
+        (16 << 10, 12),
+        (256 << 10, 6),
+        (4 << 20, 3),
+    ] {
+        for _ in 0..count {
+            let buffer = port.allocate(len).unwrap();
+            port.provide_receive_buffer(buffer, Priority::Low).unwrap();
+        }
+    }
+    port
+}
+
+fn byte(seed: u64, at: usize) -> u8 {
+    (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u8
+        ^ (at as u8).wrapping_mul(31)
+        ^ (at >> 8) as u8
+}
+
+/// One direction of an exchange: what is still to be sent, and what the other end expects.
+struct Flow {
+    from: usize,
+    to: usize,
+    unsent: VecDeque<usize>,
+    expected: VecDeque<usize>,
+    sent: u64,
+    received: u64,
+    ended: usize,
+}
+
+/// Sends messages of these sizes over every flow (sender, receiver) at once and checks every byte, the order, and every status.
+/// `between` is called after each message that arrives, with how many have.
+fn exchange(
+    ports: &mut [Port],
+    flows: &[(usize, usize)],
+    sizes: &[usize],
+    mut between: impl FnMut(usize),
+) {
+    let deadline = Instant::now() + PATIENCE;
+    let mut flows: Vec<Flow> = flows
+        .iter()
+        .map(|&(from, to)| Flow {
+            from,
+            to,
+            unsent: sizes.iter().copied().collect(),
+            expected: sizes.iter().copied().collect(),
+            sent: 0,
+            received: 0,
+            ended: 0,
+        })
+        .collect();
+    let addresses: Vec<_> = ports.iter().map(Port::address).collect();
+    let mut arrived = 0;
+    while flows
+        .iter()
+        .any(|flow| flow.ended < sizes.len() || !flow.expected.is_empty())
+    {
+        assert!(Instant::now() < deadline, "stuck: {:?}", progress(&flows));
+        for flow in &mut flows {
+            let sender = &mut ports[flow.from];
+            while sender.sends_outstanding() < 16
+                && let Some(&len) = flow.unsent.front()
+            {
+                let Ok(mut buffer) = sender.allocate(len.max(1)) else {
+                    break;
+                };
+                for (at, to) in buffer[..len].iter_mut().enumerate() {
+                    *to = byte(flow.sent ^ flow.from as u64, at);
+                }
+                let options = SendOptions {
+                    tag: flow.sent,
+                    timeout: Some(SEND_TIMEOUT),
+                    ..SendOptions::default()
+                };
+                sender
+                    .send_bytes(addresses[flow.to], &buffer[..len], options)
+                    .unwrap();
+                flow.unsent.pop_front();
+                flow.sent += 1;
+            }
+        }
+        for index in 0..ports.len() {
+            while let Some(event) = ports[index].receive().unwrap() {
+                match event {
+                    Event::Received(message) => {
+                        let flow = flows
+                            .iter_mut()
+                            .find(|f| f.to == index && addresses[f.from] == message.from())
+                            .expect("a message nobody sent");
+                        let len = flow.expected.pop_front().expect("more than was sent");
+                        assert_eq!((message.len(), message.tag()), (len, flow.received));
+                        for (at, is) in message.iter().enumerate() {
+                            assert_eq!(*is, byte(flow.received ^ flow.from as u64, at));
+                        }
+                        flow.received += 1;
+                        arrived += 1;
+                        let priority = message.priority();
+                        ports[index]
+                            .provide_receive_buffer(message.into_buffer(), priority)
+                            .unwrap();
+                        between(arrived);
+                    }
+                    Event::Sent(sent) => {
+                        assert_eq!(sent.status, Status::Delivered, "to {}", sent.to);
+                        let flow = flows
+                            .iter_mut()
+                            .find(|f| f.from == index && addresses[f.to] == sent.to)
+                            .expect("a send nobody made");
+                        flow.ended += 1;
+                    }
+                    other => ports[index].unknown(other),
+                }
+            }
+        }
+        std::thread::yield_now();
+    }
+    for port in ports {
+        assert_eq!(port.anomalies(), 0);
+    }
+}
+
+fn progress(flows: &[Flow]) -> Vec<(u64, u64, usize)> {
+    flows
+        .iter()
+        .map(|f| (f.sent, f.received, f.ended))
+        .collect()
+}
+
+/// Around every boundary there is: inline, one frame at either MTU, eager, grants.
+fn sizes() -> Vec<usize> {
+    let mut sizes = vec![0, 1, 79, 80, 81, 500];
+    for around in [1400, 1472, 4096, 8900, 8972, 1 << 16, 1 << 18] {
+        sizes.extend([around - 1, around, around + 1]);
+    }
+    sizes.extend([1 << 20, (2 << 20) + 7]);
+    sizes
+}
+
+fn daemons(lab: &Lab, overrides: &str) -> Vec<Daemon> {
+    (1..=2)
+        .map(|id| lab.node(id).start_daemon(overrides).unwrap())
+        .collect()
+}
+
+fn restarts(daemon: &Daemon) -> u64 {
+    let status = daemon.status().unwrap();
+    let engines = status["engines"].as_array().unwrap();
+    engines
+        .iter()
+        .map(|e| e["restarts"].as_u64().unwrap())
+        .sum()
+}
+
+#[test]
+fn every_size_travels_both_ways_over_every_encapsulation_and_mtu() {
+    for encap in [Encap::Udp4, Encap::Udp6, Encap::Ethernet] {
+        for mtu in [1500, 9000] {
+            let lab = Lab::builder().encap(encap).mtu(mtu).build().unwrap();
+            let daemons = daemons(&lab, "");
+            let mut ports = [port(&lab, 1, 5), port(&lab, 2, 5)];
+            exchange(&mut ports, &[(0, 1), (1, 0)], &sizes(), |_| {});
+            assert_eq!(
+                daemons.iter().map(restarts).sum::<u64>(),
+                0,
+                "{encap} {mtu}"
+            );
+        }
+    }
+}
+
+#[test]
+fn ports_of_two_engines_reach_each_other_here_and_there() {
+    let lab = Lab::builder().queues(2).build().unwrap();
+    let _daemons = daemons(&lab, "");
+    // Even ports belong to the first engine of a node, odd ones to the second.
+    let mut ports = [
+        port(&lab, 1, 4),
+        port(&lab, 1, 5),
+        port(&lab, 2, 4),
+        port(&lab, 2, 5),
+    ];
+    let all: Vec<(usize, usize)> = (0..4).flat_map(|a| (0..4).map(move |b| (a, b))).collect();
+    exchange(&mut ports, &all, &sizes(), |_| {});
+    let counters = lab.node(1).report("counters").unwrap();
+    assert!(
+        counters["engines"][0]["counters"]["crossed"]
+            .as_u64()
+            .unwrap()
+            > 0,
+        "{counters}"
+    );
+}
+
+#[test]
+fn every_way_of_waiting_works() {
+    for wait in ["busy", "yield", "adaptive"] {
+        let lab = Lab::builder().build().unwrap();
+        let _daemons = daemons(&lab, &format!("[engine]\nwait = \"{wait}\""));
+        let mut ports = [port(&lab, 1, 5), port(&lab, 2, 5)];
+        exchange(&mut ports, &[(0, 1), (1, 0)], &sizes(), |_| {});
+        // Nothing to do for a while. Expect: it still wakes for the next message.
+        for port in &mut ports {
+            assert!(
+                port.blocking_receive(Duration::from_millis(150))
+                    .unwrap()
+                    .is_none()
+            );
+        }
+        exchange(&mut ports, &[(0, 1), (1, 0)], &[1, 100_000], |_| {});
+    }
+}
+
+#[test]
+fn engines_killed_under_load_lose_and_double_nothing() {
+    let lab = Lab::builder().build().unwrap();
+    let daemons = daemons(&lab, "");
+    let mut ports = [port(&lab, 1, 5), port(&lab, 2, 5)];
+    let sizes: Vec<usize> = sizes().into_iter().cycle().take(300).collect();
+    let mut kills = 0;
+    exchange(&mut ports, &[(0, 1), (1, 0)], &sizes, |arrived| {
+        if arrived % 60 == 0 {
+            // Between two engines there is none to kill.
+            if let Some(pid) = daemons[kills % 2].engine_pids().unwrap().first().copied() {
+                kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+                kills += 1;
+            }
+        }
+    });
+    assert!(kills >= 5, "only {kills} engines were killed");
+    let recovered: u32 = ports.iter().map(Port::faults_recovered).sum();
+    assert!(recovered > 0);
+}
+
+mod hostile {
+    //! An application that opens a port as anyone may, and then follows no rule.
+
+    use std::io::{IoSlice, IoSliceMut};
+    use std::mem::MaybeUninit;
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::path::Path;
+    use std::sync::atomic::Ordering;
+
+    use portolan_abi::PORT_ABI_VERSION;
+    use portolan_abi::control::{MAX_RESPONSE_PACKET, Request, Response};
+    use portolan_abi::memory::Mapping;
+    use portolan_abi::port::PortGeometry;
+    use rustix::net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+        SendFlags, SocketAddrUnix, SocketType,
+    };
+
+    pub struct Application {
+        pub memory: Mapping,
+        pub geometry: PortGeometry,
+        pub bells: Vec<OwnedFd>,
+        _connection: OwnedFd,
+    }
+
+    impl Application {
+        pub fn open(socket: &Path, port: u16) -> Option<Self> {
+            let connection =
+                rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+            rustix::net::connect(&connection, &SocketAddrUnix::new(socket).unwrap()).unwrap();
+            let geometry = PortGeometry::new(16, 16, 16 * 4096).unwrap();
+            let request = serde_json::to_vec(&Request::OpenPort {
+                abi: PORT_ABI_VERSION,
+                port: Some(port),
+                geometry,
+            })
+            .unwrap();
+            let mut none = SendAncillaryBuffer::new(&mut []);
+            let flags = SendFlags::NOSIGNAL;
+            rustix::net::sendmsg(&connection, &[IoSlice::new(&request)], &mut none, flags).unwrap();
+            let mut packet = vec![0; MAX_RESPONSE_PACKET];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let received = rustix::net::recvmsg(
+                &connection,
+                &mut [IoSliceMut::new(&mut packet)],
+                &mut control,
+                RecvFlags::CMSG_CLOEXEC,
+            )
+            .unwrap();
+            let mut fds: Vec<OwnedFd> = Vec::new();
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(rights) = message {
+                    fds.extend(rights);
+                }
+            }
+            match serde_json::from_slice(&packet[1..received.bytes]).unwrap() {
+                Response::PortOpened { geometry, .. } => Some(Self {
+                    memory: Mapping::new(fds[0].as_fd(), geometry.client_half_bytes(), true)
+                        .unwrap(),
+                    geometry,
+                    bells: fds.split_off(2),
+                    _connection: connection,
+                }),
+                // Its last instance is still being closed.
+                _ => None,
+            }
+        }
+
+        /// Overwrites the whole half, but not the rings' indices if `tame`.
+        pub fn scribble(&self, mut next: impl FnMut() -> u64, tame: bool) {
+            let bytes = self.geometry.arena();
+            for (at, word) in self.memory.words(0, bytes / 8).iter().enumerate() {
+                if !(tame && at * 8 < 4096) {
+                    word.store(next(), Ordering::Relaxed);
+                }
+            }
+        }
+
+        /// Advances both rings' producers and rings the engine.
+        pub fn produce(&self, count: u32) {
+            let word = &self.memory.words(64, 1)[0];
+            let (sends, provides) = (
+                word.load(Ordering::Relaxed) as u32,
+                word.load(Ordering::Relaxed) >> 32,
+            );
+            let provides = (provides as u32).wrapping_add(count);
+            word.store(
+                u64::from(provides) << 32 | u64::from(sends.wrapping_add(count)),
+                Ordering::Release,
+            );
+            let _ = rustix::io::write(&self.bells[1], &1u64.to_ne_bytes());
+        }
+    }
+}
+
+#[test]
+fn applications_that_write_nonsense_harm_nobody_else() {
+    const ROUNDS: u32 = 300;
+    let lab = Lab::builder().build().unwrap();
+    let daemons = daemons(&lab, "");
+    let mut ports = [port(&lab, 1, 5), port(&lab, 2, 5)];
+    let socket = lab.node(1).socket();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let opened = std::thread::scope(|scope| {
+        let spoiler = scope.spawn(|| {
+            let mut state = 0x1234_5678_9ABC_DEF0u64;
+            let mut next = move || {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                // Small numbers look like slots and generations.
+                if state & 3 == 0 {
+                    state
+                } else {
+                    state & 0x0000_0007_0000_001F
+                }
+            };
+            let mut opened = 0;
+            while opened < ROUNDS && !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let Some(hostile) = hostile::Application::open(&socket, 100) else {
+                    std::thread::yield_now();
+                    continue;
+                };
+                opened += 1;
+                // Makes every ring of its doorbell wait, if it can.
+                for bell in &hostile.bells {
+                    let flags = rustix::fs::fcntl_getfl(bell).unwrap();
+                    let blocking = flags.difference(rustix::fs::OFlags::NONBLOCK);
+                    rustix::fs::fcntl_setfl(bell, blocking).unwrap();
+                }
+                for round in 0..4 {
+                    hostile.scribble(&mut next, round % 2 == 0);
+                    hostile.produce(next() as u32 % 8);
+                    std::thread::yield_now();
+                }
+            }
+            opened
+        });
+        let sizes: Vec<usize> = sizes().into_iter().cycle().take(200).collect();
+        while !spoiler.is_finished() {
+            exchange(&mut ports, &[(0, 1), (1, 0)], &sizes, |_| {});
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        spoiler.join().unwrap()
+    });
+    assert_eq!(opened, ROUNDS);
+    // No engine died or was replaced, and ports were closed for cause.
+    assert_eq!(daemons.iter().map(restarts).sum::<u64>(), 0);
+    let counters = lab.node(1).report("counters").unwrap();
+    assert!(
+        counters["engines"][0]["counters"]["ports_failed"]
+            .as_u64()
+            .unwrap()
+            > 0
+    );
+}
