@@ -174,10 +174,10 @@ impl Node {
     /// A report of the daemon, as JSON.
     pub fn report(&self, report: Report) -> Result<serde_json::Value, NodeError> {
         let request = match report {
-            Report::Status => Request::Status,
-            Report::Peers => Request::Peers,
-            Report::Ports => Request::Ports,
-            Report::Counters => Request::Counters,
+            Report::Status => Request::Status {},
+            Report::Peers => Request::Peers {},
+            Report::Ports => Request::Ports {},
+            Report::Counters => Request::Counters {},
         };
         match self.request(&request)? {
             Response::Document { document } => Ok(document),

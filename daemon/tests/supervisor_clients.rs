@@ -155,21 +155,21 @@ fn documents_have_their_keys() {
     });
     let client = node.client();
     let _fds = client.open(&engine, 7);
-    let status = document(&client, &Request::Status);
+    let status = document(&client, &Request::Status {});
     assert_eq!(status["node"]["id"], 1);
     assert_eq!(status["node"]["encap"], "udp");
     assert_eq!(status["engines"][0]["state"], "running");
     assert_eq!(status["engines"][0]["mode"], "copy");
     assert_eq!(status["limits"]["clients"], 1024);
-    let ports = document(&client, &Request::Ports);
+    let ports = document(&client, &Request::Ports {});
     assert_eq!(ports["ports"].as_array().unwrap().len(), 1);
     assert_eq!(ports["ports"][0]["port"], 7);
     assert_eq!(ports["ports"][0]["state"], "open");
     assert_eq!(ports["ports"][0]["owner_pid"], std::process::id());
-    assert!(document(&client, &Request::Counters)["steering"].is_object());
+    assert!(document(&client, &Request::Counters {})["steering"].is_object());
 
     // The engine is asked for its peers; those it does not know are listed all the same.
-    client.send(&Request::Peers);
+    client.send(&Request::Peers {});
     let ToEngine::QueryPeers { id } = engine.told().0 else {
         panic!("not asked");
     };
@@ -208,7 +208,7 @@ fn documents_have_their_keys() {
     );
     // An engine that does not answer holds nobody up.
     let asked = Instant::now();
-    document(&client, &Request::Peers);
+    document(&client, &Request::Peers {});
     assert!(asked.elapsed() < Duration::from_millis(1900));
 }
 
@@ -223,7 +223,7 @@ fn a_long_answer_comes_in_packets() {
         ..Options::default()
     });
     let client = node.client();
-    client.send(&Request::Peers);
+    client.send(&Request::Peers {});
     let ToEngine::QueryPeers { id } = engine.told().0 else {
         panic!("not asked");
     };
@@ -281,7 +281,7 @@ fn one_request_at_a_time() {
 fn a_client_that_does_not_read_is_dropped() {
     let (node, _engine) = Node::ready(&Options::default());
     let client = node.client();
-    let request = serde_json::to_vec(&Request::Status).unwrap();
+    let request = serde_json::to_vec(&Request::Status {}).unwrap();
     // Ask until nothing more is taken, and never read.
     let sent = Instant::now();
     let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;

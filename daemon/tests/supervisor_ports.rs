@@ -375,7 +375,7 @@ fn an_engine_that_keeps_dying_is_slowed_down_and_says_so() {
     let asked = Instant::now();
     assert_eq!(client.refused(&open(Some(7))), ErrorCode::Unavailable);
     assert!(asked.elapsed() < Duration::from_secs(1));
-    let Response::Document { document } = client.ask(&Request::Status).0 else {
+    let Response::Document { document } = client.ask(&Request::Status {}).0 else {
         panic!("no status");
     };
     assert_eq!(document["engines"][0]["state"], "degraded");

@@ -277,7 +277,7 @@ fn answer(
                 None => error(ErrorCode::NotFound, "no such port"),
             }
         }
-        Request::Status | Request::Peers | Request::Ports | Request::Counters => {
+        Request::Status {} | Request::Peers {} | Request::Ports {} | Request::Counters {} => {
             // Longer than one packet.
             Response::Document {
                 document: serde_json::json!({ "padding": "x".repeat(100_000) }),

@@ -49,10 +49,10 @@ impl Supervisor {
                 Err(refusal) => Err(refusal),
             },
             Request::Resolve { node } => self.resolve(&node),
-            Request::Status => Ok(self.document(self.status())),
-            Request::Peers => return self.request_peers(id),
-            Request::Ports => Ok(self.document(self.ports_document())),
-            Request::Counters => Ok(self.document(self.counters())),
+            Request::Status {} => Ok(self.document(self.status())),
+            Request::Peers {} => return self.request_peers(id),
+            Request::Ports {} => Ok(self.document(self.ports_document())),
+            Request::Counters {} => Ok(self.document(self.counters())),
             Request::Fault { engine, kind } => self.fault(id, engine, &kind),
         };
         let (Ok(response) | Err(response)) = answer;

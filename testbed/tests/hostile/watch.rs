@@ -38,7 +38,7 @@ impl Watch {
 /// Process id and epoch of every engine.
 fn engines(socket: &Path) -> Vec<(u64, u64)> {
     let control = Control::connect(socket).unwrap();
-    let status = control.document(&Request::Status).unwrap();
+    let status = control.document(&Request::Status {}).unwrap();
     let number = |engine: &Value, key: &str| {
         engine[key]
             .as_u64()
@@ -58,7 +58,7 @@ fn engines(socket: &Path) -> Vec<(u64, u64)> {
 /// Every counter of a node, summed over its engines, by the last part of its name.
 pub fn counters(socket: &Path) -> BTreeMap<String, u64> {
     let control = Control::connect(socket).unwrap();
-    let document = control.document(&Request::Counters).unwrap();
+    let document = control.document(&Request::Counters {}).unwrap();
     let mut sums = BTreeMap::new();
     collect(&document, "", &mut sums);
     sums
