@@ -26,7 +26,7 @@ pub enum Task {
         #[arg(long)]
         bare: bool,
     },
-    /// Runs a command in a node's network, with `portolan` in its PATH
+    /// Runs a command in a node's network, with `portolan` in its PATH and told that node's socket
     Exec {
         /// The node's id
         node: u16,
@@ -127,11 +127,7 @@ fn up(spec: Spec, bare: bool) -> Result<()> {
     }
     println!("the lab is up: {}", describe(lab.spec()));
     lab.nodes().iter().for_each(print_node);
-    let socket = lab.node(1).socket();
-    println!(
-        "\n  cargo xtask lab exec 1 -- portolan --socket {} status",
-        socket.display()
-    );
+    println!("\n  cargo xtask lab exec 1 -- portolan status");
     println!("  cargo xtask lab down");
     lab.leave_up()
 }
@@ -171,7 +167,8 @@ fn exec(node: u16, command: &[String]) -> Result<()> {
     let mut command: Command = lab.node(node).command(program);
     command
         .args(arguments)
-        .env("PATH", std::env::join_paths(directories)?);
+        .env("PATH", std::env::join_paths(directories)?)
+        .env("PORTOLAN_SOCKET", lab.node(node).socket());
     // Only returns if it fails.
     Err(command.exec()).context("cannot run ip netns exec")
 }

@@ -236,11 +236,20 @@ fn wait_open(node: &Node, port: u8, receiver: &mut Job) -> Result<()> {
 
 /// Whether a report of ports lists this one as open.
 fn lists_port(report: &Value, port: u8) -> bool {
-    report["ports"].as_array().is_some_and(|ports| {
-        ports
-            .iter()
-            .any(|entry| entry["port"] == port && entry["state"] == "open")
-    })
+    entry(report, port).is_some_and(|entry| entry["state"] == "open")
+}
+
+fn entry(report: &Value, port: u8) -> Option<&Value> {
+    let mut ports = report["ports"].as_array()?.iter();
+    ports.find(|entry| entry["port"] == port)
+}
+
+/// The queue whose engine serves a node's port.
+pub fn queue_of(node: &Node, port: u8) -> Result<usize> {
+    let report = node.report("ports")?;
+    let queue = entry(&report, port).and_then(|entry| entry["queue"].as_u64());
+    let queue = queue.with_context(|| format!("port {port} has no queue: {report}"))?;
+    usize::try_from(queue).context("queue")
 }
 
 #[cfg(test)]
