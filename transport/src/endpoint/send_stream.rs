@@ -11,9 +11,10 @@
 //! contiguous whatever happens to messages.
 //!
 //! After a send fails with NotDelivered (port closed, too long, deadline, bad memory) the stream pauses, as in GM: what was
-//! transmitted runs its course, what was not stays queued, later sends too, until `resume_sending` or `drop_sends`. A cancelled
-//! or dropped send does not pause: its owner knows already. MaybeDelivered does not pause either: never transmitted sends go on
-//! to the peer's new incarnation, and after Unreachable nothing is left to hold back.
+//! transmitted runs its course, what was not stays queued, later sends too, until `resume_sending` or `drop_sends`. While it is
+//! open whether a send given up was delivered after all, nothing new goes out either. A cancelled or dropped send does not
+//! pause: its owner knows already. MaybeDelivered does not pause either: never transmitted sends go on to the peer's new
+//! incarnation, and after Unreachable nothing is left to hold back.
 //!
 //! Rejected: taking numbers back from sends that were dropped before transmission (the ledger's `next` only grows); one timer per
 //! message (the oldest is the one that matters, and PROBE asks for the state of all).
@@ -114,6 +115,8 @@ pub(super) struct SendStream {
     pub starved: bool,
     /// A send failed; see the module's text.
     pub paused: bool,
+    /// A send that would pause the stream was given up; nothing new goes out until the receiver said whether it was too late.
+    pub holding: bool,
     /// CLOSE was sent; the epoch is not used any more.
     pub closing: bool,
     pub close_tries: u8,
@@ -163,6 +166,7 @@ impl SendStream {
             not_ready: false,
             starved: false,
             paused: false,
+            holding: false,
             closing: false,
             close_tries: 0,
             last_back: None,
@@ -305,16 +309,15 @@ impl SendStream {
         if message.state != MessageState::Live {
             return None;
         }
-        if pauses(reason) {
-            self.paused = true;
-        }
         if transmitted {
             message.state = MessageState::Null(reason);
             message.null_due = true;
             self.nulls = true;
+            self.holding |= pauses(reason);
             None
         } else {
             message.state = MessageState::Hole;
+            self.paused |= pauses(reason);
             Some(SendStatus::NotDelivered(reason))
         }
     }
@@ -340,6 +343,14 @@ impl SendStream {
         if self.resend.len() < RESEND_MAX {
             self.resend.push_back((number, range));
         }
+    }
+
+    /// Ends the hold if no send given up is without its answer. True if it just ended.
+    pub(super) fn released(&mut self) -> bool {
+        let open = |m: &Message| matches!(m.state, MessageState::Null(reason) if pauses(reason));
+        let released = self.holding && !self.queue.iter().any(open);
+        self.holding &= !released;
+        released
     }
 
     /// Panics when an invariant is broken.

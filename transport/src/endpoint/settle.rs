@@ -121,7 +121,11 @@ impl Endpoint {
         let Some(stream) = self.send.get_mut(slot) else {
             return;
         };
+        let released = stream.released();
         if !stream.pop_settled() {
+            if released {
+                self.activate(now, slot);
+            }
             return;
         }
         stream.stalled = false;
@@ -233,7 +237,7 @@ impl Endpoint {
         if let Some(stream) = self.send.get_mut(slot) {
             (stream.base, stream.cursor, stream.high) = (next, next, next);
             stream.void_volatile();
-            stream.nulls = false;
+            (stream.nulls, stream.holding) = (false, false);
             stream.deadline = Nanos::MAX;
             stream.reopen = true;
             stream.idle_at = now.saturating_add(idle);

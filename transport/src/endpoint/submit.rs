@@ -11,7 +11,7 @@
 //!
 //! Rejected: holding sends unaccepted until HELLO is done (one stream to a dead peer would hold the whole ring).
 
-use super::send_stream::{Message, MessageState, SendStream};
+use super::send_stream::{Message, MessageState, SendStream, pauses};
 use super::slab::NONE;
 use super::timers::Owner;
 use super::{Endpoint, PeerState};
@@ -316,12 +316,16 @@ impl Endpoint {
         // Nothing of this epoch went out. Given up messages still owe their status: it is known now.
         stream.high = stream.base;
         stream.nulls = false;
+        stream.holding = false;
         let mut index = 0;
-        while let Some(message) = self.send.get_mut(slot).and_then(|s| s.queue.get_mut(index)) {
+        while let Some(stream) = self.send.get_mut(slot)
+            && let Some(message) = stream.queue.get_mut(index)
+        {
             match message.state {
                 MessageState::Null(reason) => {
                     message.state = MessageState::Hole;
                     let id = message.request.id;
+                    stream.paused |= pauses(reason);
                     self.finish(host, Some(id), Some(SendStatus::NotDelivered(reason)));
                 }
                 MessageState::Done => message.state = MessageState::Hole,

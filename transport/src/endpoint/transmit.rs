@@ -469,7 +469,8 @@ impl StreamWriter<'_, '_, '_> {
                     return self.null(stream, index);
                 }
                 MessageState::Live if stream.not_ready => {}
-                MessageState::Live if fresh && (stream.stalled || stream.paused) => {}
+                MessageState::Live
+                    if fresh && (stream.stalled || stream.paused || stream.holding) => {}
                 MessageState::Live => match self.first(stream, index) {
                     Turn::NoCredit => blocked = Some(Turn::NoCredit), // granted DATA needs none
                     turn => return turn,
