@@ -83,7 +83,8 @@ pub struct ReceiveStreamRecord {
     pub incarnation: AtomicU64,
     /// Low: the stream's epoch; high: generation of the port's instance that opened it, 0 if the port was closed.
     pub epoch: AtomicU64,
-    /// Low: base, the next number to commit; high: bitmap of committed numbers after it (profile `rmpp`).
+    /// Low: base, the next number to commit; high: bit i: number base − 1 − i was given up by its sender, who has not confirmed
+    /// that it knows.
     pub base: AtomicU64,
 }
 

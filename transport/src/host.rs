@@ -136,13 +136,14 @@ pub trait Host {
         from: &[u8],
     ) -> Result<u32, MemoryFault>;
 
-    /// **Commit**: event → producer index (the commit point) → stream base → slot generation → events_settled. Never blocks: the
-    /// event ring holds every token. Only after it returns may the number be acknowledged. An error means the port closed under
-    /// us: nothing was committed.
+    /// **Commit**: event → producer index (the commit point) → stream {base, nulled << 1} → slot generation → events_settled. Never
+    /// blocks: the event ring holds every token. Only after it returns may the number be acknowledged. An error means the port
+    /// closed under us: nothing was committed.
     fn commit(&mut self, delivery: &Delivery) -> Result<(), MemoryFault>;
 
-    /// Commits a number without a delivery (a NULL or a MSGDROP): the stream record's base becomes `base`.
-    fn commit_base(&mut self, record: RecordId, epoch: u32, base: u32);
+    /// Commits a number without a delivery (a NULL or a MSGDROP), or forgets a confirmed NULL: the stream record's {base, nulled}
+    /// becomes this pair, in one store.
+    fn commit_base(&mut self, record: RecordId, epoch: u32, base: u32, nulled: u32);
 
     // ---- durable records ----
 
@@ -161,7 +162,7 @@ pub trait Host {
     /// Frees a sending stream's record.
     fn free_send_record(&mut self, record: RecordId);
 
-    /// A receiving stream's record, {epoch}, {base}, tagged with the peer's incarnation.
+    /// A receiving stream's record, {epoch}, {base, no nulled}, tagged with the peer's incarnation.
     fn open_receive_record(
         &mut self,
         stream: StreamKey,
@@ -218,6 +219,8 @@ pub struct RestoredReceiveStream {
     pub epoch: u32,
     /// The next number to commit.
     pub base: u32,
+    /// Bit i: number `base - 1 - i` was given up by its sender, who has not confirmed that it knows.
+    pub nulled: u32,
     /// The port's instance that opened the record is closed (even if the port is open again): the stream answers PortClosed and
     /// never delivers to the port's next owner.
     pub closed: bool,

@@ -260,15 +260,22 @@ pub(super) fn commit(ledger: Ledger<'_>, port: &mut Port, delivery: &Delivery) {
     settle(ledger, port);
 }
 
-/// Commits a number without a delivery.
-pub(super) fn commit_base(ledger: Ledger<'_>, record: RecordId, base: u32) {
-    settle_base(ledger, record, base);
+/// Commits a number without a delivery, or forgets a confirmed NULL.
+pub(super) fn commit_base(ledger: Ledger<'_>, record: RecordId, base: u32, nulled: u32) {
+    if let Some(stream) = ledger.receive_streams().get(record.0 as usize) {
+        store(&stream.base, pair(nulled, base));
+    }
 }
 
-/// The next number to commit; what acknowledgements are read from.
+/// The next number to commit after deliveries; what acknowledgements are read from. The numbers given up keep their bits.
 pub(super) fn settle_base(ledger: Ledger<'_>, record: RecordId, base: u32) {
     if let Some(stream) = ledger.receive_streams().get(record.0 as usize) {
-        store(&stream.base, pair(0, base));
+        let (nulled, before) = unpair(stream.base.load(Ordering::Relaxed));
+        let moved = base.wrapping_sub(before);
+        store(
+            &stream.base,
+            pair(nulled.checked_shl(moved).unwrap_or(0), base),
+        );
     }
 }
 

@@ -272,8 +272,8 @@ impl Host for EngineHost {
         Ok(())
     }
 
-    fn commit_base(&mut self, record: RecordId, _epoch: u32, base: u32) {
-        commit::commit_base(self.facts.ledger(), record, base);
+    fn commit_base(&mut self, record: RecordId, _epoch: u32, base: u32, nulled: u32) {
+        commit::commit_base(self.facts.ledger(), record, base, nulled);
     }
 
     fn draw_epoch(&mut self) -> u32 {

@@ -180,12 +180,14 @@ pub(super) fn durable(host: &mut EngineHost) -> Durable {
         if let Some(stream) = stream_of(record.key.load(Ordering::Acquire)) {
             let (instance, epoch) = unpair(record.epoch.load(Ordering::Acquire));
             let served = host.ports.get(stream.local.0).map(Port::generation);
+            let (nulled, base) = unpair(record.base.load(Ordering::Acquire));
             durable.receiving.push(RestoredReceiveStream {
                 record: RecordId(index as u32),
                 stream,
                 incarnation: record.incarnation.load(Ordering::Acquire),
                 epoch,
-                base: record.base.load(Ordering::Acquire) as u32,
+                base,
+                nulled,
                 closed: served != Some(instance),
             });
         }

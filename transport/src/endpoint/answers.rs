@@ -194,7 +194,13 @@ impl Endpoint {
         };
         stream.established = true;
         if !serial_lt(number, stream.cursor) {
-            return; // of an acceptance that a go-back made void
+            // Of an acceptance that a go-back made void. But the receiver has a buffer: a late NACK must not hold the stream for
+            // ever. The request goes out again, and is answered by grants.
+            if stream.not_ready && number == stream.cursor && serial_lt(number, stream.high) {
+                stream.not_ready = false;
+                self.activate(now, slot);
+            }
+            return;
         }
         let Some(index) = stream.index(number) else {
             return;

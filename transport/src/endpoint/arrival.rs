@@ -18,7 +18,7 @@
 
 use super::Endpoint;
 use super::peer::{PeerEntry, Reply};
-use super::receive_stream::{Incoming, Kind, NULLED_MAX, ReceiveStream};
+use super::receive_stream::{Incoming, Kind, ReceiveStream};
 use super::timers::Owner;
 use super::{NACK_CORRUPT, NACK_GAP, NACK_NO_BUFFER};
 use crate::host::{Delivery, Host, NoBuffer, Reason};
@@ -98,8 +98,8 @@ impl Endpoint {
         };
         if entry.closed {
             // Only when no NULL waits for its confirmation: `base` must say *delivered*.
-            entry.due.nulled = entry.nulled_len > 0;
-            entry.due.port_closed = entry.nulled_len == 0;
+            entry.due.nulled = entry.nulled != 0;
+            entry.due.port_closed = entry.nulled == 0;
             return self.queue_control(slot);
         }
         if serial_lt(entry.arrival, number) {
@@ -229,7 +229,7 @@ impl Endpoint {
             self.counters.duplicates += 1;
         }
         stream.due.ack = true;
-        stream.due.nulled |= stream.nulled_len > 0;
+        stream.due.nulled |= stream.nulled != 0;
         match stream.index(number) {
             Some(index) => {
                 if let First::Null = first {
@@ -245,9 +245,7 @@ impl Endpoint {
                 }
             }
             None => {
-                // An earlier engine's NULL or delivery cannot be told apart: then only the acknowledgement is certain.
-                let certain = !serial_lt(number, stream.history) && !stream.is_nulled(number);
-                if matches!(first, First::Null) && certain {
+                if matches!(first, First::Null) && !stream.is_nulled(number) {
                     stream.due.null_delivered = Some(number);
                 }
             }
@@ -462,15 +460,20 @@ impl Endpoint {
         while let Some(stream) = self.receive.get_mut(slot)
             && let Some(&incoming) = stream.messages.front()
         {
+            if stream.nulled_full() {
+                // Until the sender confirmed the oldest, of which it is told again with every answer.
+                stream.due.nulled = true;
+                self.queue_control(slot);
+                break;
+            }
             let number = stream.base;
             let base = number.wrapping_add(1);
+            let mut nulled = stream.nulled << 1;
             match incoming.kind {
                 Kind::Placing(_)
                 | Kind::Drop {
                     confirmed: false, ..
                 } => break,
-                // Until the sender confirmed older ones (they are told again with every answer).
-                Kind::Null if stream.nulled_len == NULLED_MAX => break,
                 Kind::Whole(buffer) => {
                     let delivery = Delivery {
                         buffer,
@@ -493,19 +496,18 @@ impl Endpoint {
                     }
                 }
                 Kind::Null => {
-                    host.commit_base(stream.record, stream.epoch, base);
-                    stream.nulled[stream.nulled_len] = number;
-                    stream.nulled_len += 1;
+                    nulled |= 1;
+                    host.commit_base(stream.record, stream.epoch, base, nulled);
                     stream.due.nulled = true;
                     long_end = true;
                 }
                 Kind::Drop { .. } => {
-                    host.commit_base(stream.record, stream.epoch, base);
+                    host.commit_base(stream.record, stream.epoch, base, nulled);
                     long_end = true;
                 }
             }
             stream.messages.pop_front();
-            stream.base = base;
+            (stream.base, stream.nulled) = (base, nulled);
             let peer = stream.peer;
             if let Some(entry) = self.peers.get_mut(peer) {
                 entry.placing = entry.placing.saturating_sub(1);
@@ -567,7 +569,7 @@ impl Endpoint {
         };
         stream.due.ack = true;
         stream.due.drops = true;
-        stream.due.nulled |= stream.nulled_len > 0;
+        stream.due.nulled |= stream.nulled != 0;
         for incoming in &stream.messages {
             if let Kind::Placing(row) = incoming.kind
                 && let Some(long) = self.longs.get_mut(row)
@@ -594,6 +596,10 @@ impl Endpoint {
             return;
         };
         let mut news = entry.confirm_nulled(number);
+        if news {
+            host.commit_base(entry.record, entry.epoch, entry.base, entry.nulled);
+            entry.due.nulled = entry.nulled != 0;
+        }
         if let Some(index) = entry.index(number)
             && let Some(incoming) = entry.messages.get_mut(index)
             && let Kind::Drop { confirmed, .. } = &mut incoming.kind
@@ -603,7 +609,7 @@ impl Endpoint {
         }
         if news {
             (entry.due.ack, entry.due.drops) = (true, true);
-            entry.due.port_closed = entry.closed && entry.nulled_len == 0;
+            entry.due.port_closed = entry.closed && entry.nulled == 0;
             self.commit_ready(now, slot, host);
             self.queue_control(slot);
         }

@@ -11,7 +11,7 @@ use super::send_stream::{MessageState, SendStream};
 use super::slab::Slab;
 use crate::wire::{Chunk, FrameWriter, Full};
 
-/// MSGDROPs of one stream in a frame.
+/// MSGDROPs, and NULL-ACKs, of one stream in a frame.
 const DROPS_AT_ONCE: usize = 8;
 
 /// Writes a chunk and counts it.
@@ -63,7 +63,8 @@ pub(super) fn receiver_chunks(
         stream.due.null_delivered = None;
     }
     if stream.due.nulled {
-        for &number in &stream.nulled[..stream.nulled_len] {
+        // A few at a time, as with drops.
+        for number in stream.nulled_numbers().take(DROPS_AT_ONCE) {
             let delivered = false;
             push(
                 w,

@@ -8,24 +8,22 @@
 //! commit, equal to the durable record. Between them lie accepted messages that are being placed or wait for their turn, so
 //! transfers overlap and commits do not. First chunks that come too early are dropped: one NACK, then silence (Stall).
 //!
-//! A number may end without a delivery. NULL (the sender gave up): the number is committed in its turn and remembered in `nulled`
-//! until the sender confirmed that it knows. MSGDROP (no buffer can ever hold it): told first, committed only when confirmed; a
+//! A number may end without a delivery. NULL (the sender gave up): the number is committed in its turn and remembered in `nulled`,
+//! a bitmap in the same durable word as `base`, until the sender confirmed that it knows: both engines may die before, and the
+//! successor of the sender asks about a message that it takes for alive. MSGDROP (no buffer can ever hold it): told first, committed only when confirmed; a
 //! restored engine judges the message again and comes to the same result, because *too long* holds for the life of a port. The
 //! cumulative acknowledgement crosses neither before it is confirmed.
 //!
 //! Rejected: a reorder buffer for first chunks (needs frames or tokens while earlier numbers may never find one); a durable status
 //! per drop (a word per stream for a case that judging again settles).
 //!
-//! Invariants: base ≤ arrival; `messages.len() == arrival - base`; only [`Kind::Placing`] has a row in the table of long messages.
+//! Invariants: no commit while bit 31 of `nulled` is set (it would be lost); base ≤ arrival; `messages.len() == arrival - base`; only [`Kind::Placing`] has a row in the table of long messages.
 
 use alloc::collections::VecDeque;
 
 use crate::host::Reason;
 use crate::ident::{BufferId, RecordId, StreamKey};
 use crate::wire::StreamRef;
-
-/// NULLs committed but not confirmed; beyond it a NULL waits.
-pub(super) const NULLED_MAX: usize = 16;
 
 /// An accepted number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +66,7 @@ pub(super) struct Due {
     pub msg_end: Option<u32>,
     /// NULL-ACK for a number that was delivered.
     pub null_delivered: Option<u32>,
-    /// NULL-ACKs for all of `nulled`.
+    /// NULL-ACKs for `nulled`.
     pub nulled: bool,
     /// MSGDROPs for all unconfirmed drops.
     pub drops: bool,
@@ -93,10 +91,8 @@ pub(super) struct ReceiveStream {
     pub base: u32,
     pub arrival: u32,
     pub messages: VecDeque<Incoming>,
-    /// Numbers before this were committed by an earlier engine: whether by delivery or by NULL is not known.
-    pub history: u32,
-    pub nulled: [u32; NULLED_MAX],
-    pub nulled_len: usize,
+    /// Bit i: number `base - 1 - i` was given up, and the sender has not confirmed that it knows. As in the durable record.
+    pub nulled: u32,
     /// The port's instance that opened it is gone.
     pub closed: bool,
     /// Tam's Stall: the NACK for `arrival` was sent.
@@ -128,9 +124,7 @@ impl ReceiveStream {
             base,
             arrival: base,
             messages: VecDeque::new(),
-            history: base,
-            nulled: [0; NULLED_MAX],
-            nulled_len: 0,
+            nulled: 0,
             closed: false,
             stalled: false,
             no_buffer: false,
@@ -152,25 +146,36 @@ impl ReceiveStream {
 
     /// What the cumulative acknowledgement says: never past an unconfirmed NULL (an unconfirmed drop is not committed at all).
     pub(super) fn ack_base(&self) -> u32 {
-        let back = |&number: &u32| self.base.wrapping_sub(number);
-        let oldest = self.nulled[..self.nulled_len].iter().map(back).max();
-        self.base.wrapping_sub(oldest.unwrap_or(0))
+        self.base.wrapping_sub(32 - self.nulled.leading_zeros())
+    }
+
+    /// The number's bit in `nulled`; 0 if it is too old or not committed.
+    fn nulled_bit(&self, number: u32) -> u32 {
+        let back = self.base.wrapping_sub(number).wrapping_sub(1);
+        1u32.checked_shl(back).unwrap_or(0)
     }
 
     pub(super) fn is_nulled(&self, number: u32) -> bool {
-        self.nulled[..self.nulled_len].contains(&number)
+        self.nulled & self.nulled_bit(number) != 0
     }
 
+    /// The sender knows. True if that was news.
     pub(super) fn confirm_nulled(&mut self, number: u32) -> bool {
-        let Some(index) = self.nulled[..self.nulled_len]
-            .iter()
-            .position(|&n| n == number)
-        else {
-            return false;
-        };
-        self.nulled_len -= 1;
-        self.nulled[index] = self.nulled[self.nulled_len];
-        true
+        let bit = self.nulled & self.nulled_bit(number);
+        self.nulled &= !bit;
+        bit != 0
+    }
+
+    /// Numbers given up and not confirmed, oldest first.
+    pub(super) fn nulled_numbers(&self) -> impl Iterator<Item = u32> + use<> {
+        let (base, nulled) = (self.base, self.nulled);
+        let bits = (0..32).rev().filter(move |bit| nulled >> bit & 1 != 0);
+        bits.map(move |bit| base.wrapping_sub(1 + bit))
+    }
+
+    /// Whether the next commit would lose an unconfirmed NULL.
+    pub(super) fn nulled_full(&self) -> bool {
+        self.nulled >> 31 != 0
     }
 
     /// Index of an accepted, uncommitted number.
@@ -192,6 +197,5 @@ impl ReceiveStream {
             self.arrival,
             self.base.wrapping_add(self.messages.len() as u32)
         );
-        assert!(self.nulled_len <= NULLED_MAX);
     }
 }

@@ -30,6 +30,7 @@ struct TestHost {
     instance: u32,
     peers: BTreeMap<Peer, (u64, u32)>,
     next_token: u32,
+    nulled: BTreeMap<u32, u32>,
 }
 
 impl TestHost {
@@ -64,6 +65,7 @@ impl TestHost {
                     incarnation: s.1,
                     epoch: s.2,
                     base: s.3,
+                    nulled: self.nulled.get(record).copied().unwrap_or(0),
                     closed: !self.open || self.instance_of[record] != self.instance,
                 })
                 .collect(),
@@ -138,15 +140,18 @@ impl Host for TestHost {
         let stream = self.receiving.get_mut(&delivery.record.0).unwrap();
         assert_eq!((stream.2, stream.3), (delivery.epoch, delivery.number));
         stream.3 = delivery.number.wrapping_add(1);
+        *self.nulled.entry(delivery.record.0).or_default() <<= 1;
         let bytes = self.buffers.remove(&delivery.buffer.slot).unwrap();
         assert_eq!(bytes.len(), delivery.len as usize);
         self.delivered.push((*delivery, bytes));
         Ok(())
     }
-    fn commit_base(&mut self, record: RecordId, epoch: u32, base: u32) {
+    fn commit_base(&mut self, record: RecordId, epoch: u32, base: u32, nulled: u32) {
         let stream = self.receiving.get_mut(&record.0).unwrap();
-        assert_eq!((stream.2, stream.3.wrapping_add(1)), (epoch, base));
+        assert_eq!(stream.2, epoch);
+        assert!(base.wrapping_sub(stream.3) <= 1);
         stream.3 = base;
+        self.nulled.insert(record.0, nulled);
     }
     fn draw_epoch(&mut self) -> u32 {
         self.epoch += 1;

@@ -63,7 +63,7 @@ impl Book {
 
     /// A receiver committed a message with these bytes: exactly once, in order, unchanged.
     pub fn committed(&mut self, route: Route, id: u64, bytes: &[u8]) {
-        if self.liars.contains(&route.from.0) {
+        if self.is_forged(&route) {
             return;
         }
         let Some(message) = self.messages.get_mut(id as usize) else {
@@ -88,15 +88,14 @@ impl Book {
 
     /// A send ended.
     pub fn completed(&mut self, id: u64, status: SendStatus) {
+        let forged = self.is_forged(&self.messages[id as usize].route);
         let message = &mut self.messages[id as usize];
         assert_eq!(
             message.status, None,
             "message {id} completed twice, now {status:?}"
         );
-        let ends = [message.route.from.0, message.route.to.0];
-        let lied = ends.iter().any(|node| self.liars.contains(node));
         match status {
-            _ if lied => {}
+            _ if forged => {}
             SendStatus::Delivered => assert_eq!(
                 message.commits, 1,
                 "message {id} is not delivered: {message:?}"
@@ -110,6 +109,13 @@ impl Book {
             SendStatus::MaybeDelivered(_) => {}
         }
         message.status = Some(status);
+    }
+
+    /// Whether one of the ends lies.
+    fn is_forged(&self, route: &Route) -> bool {
+        [route.from.0, route.to.0]
+            .iter()
+            .any(|node| self.liars.contains(node))
     }
 
     /// The node died for good: its sends get no status.

@@ -140,6 +140,7 @@ impl Host for TestHost {
             "committed on another stream's record"
         );
         assert_eq!(r.next, d.number, "commits are in order");
+        assert_eq!(r.nulled >> 31, 0, "an unconfirmed NULL is forgotten");
         assert_eq!(d.buffer.port, d.stream.local);
         let p = self.ports.get(&d.stream.local).expect("the stream's port");
         let claimed = p
@@ -174,7 +175,8 @@ impl Host for TestHost {
             .expect("checked");
         p.claimed[index].0.generation = 0;
         self.step();
-        self.receive_record(d.record).next = d.number.wrapping_add(1);
+        let record = self.receive_record(d.record);
+        (record.next, record.nulled) = (d.number.wrapping_add(1), record.nulled << 1);
         self.step();
         self.ports
             .get_mut(&d.stream.local)
@@ -186,16 +188,18 @@ impl Host for TestHost {
         Ok(())
     }
 
-    fn commit_base(&mut self, record: RecordId, epoch: u32, base: u32) {
+    fn commit_base(&mut self, record: RecordId, epoch: u32, base: u32, nulled: u32) {
         let r = *self.receive_record(record);
         assert_eq!(r.epoch, epoch);
+        let moved = base.wrapping_sub(r.next);
+        assert!(moved <= 1, "one number at a time: {} to {base}", r.next);
         assert!(
-            !serial_lt(base, r.next),
-            "the base never goes back: {} to {base}",
-            r.next
+            moved == 0 || r.nulled >> 31 == 0,
+            "an unconfirmed NULL is forgotten"
         );
         self.step();
-        self.receive_record(record).next = base;
+        let record = self.receive_record(record);
+        (record.next, record.nulled) = (base, nulled);
         self.step();
     }
 
@@ -222,6 +226,7 @@ impl Host for TestHost {
             incarnation,
             epoch,
             next,
+            nulled: 0,
             port_generation,
         };
         let record = insert(&mut self.send_records, self.max_records, record);
@@ -250,6 +255,7 @@ impl Host for TestHost {
             incarnation,
             epoch,
             next: base,
+            nulled: 0,
             port_generation,
         };
         let record = insert(&mut self.receive_records, self.max_records, record);

@@ -53,15 +53,18 @@ impl Net {
         }
     }
 
-    /// Runs until every send has its status, then until the network is quiet, then looks for leaks.
+    /// Runs until every send has its status, then until nothing is held for messages that are over: tokens of a sender that went
+    /// away come back when it is given up, or when it closes the stream.
     pub fn settle(&mut self, limit: Nanos) {
         self.run_until(limit, "every send has a status", |net| {
             net.book.borrow().is_settled()
         });
-        self.run_for(50 * MS);
-        for engine in self.engines.values_mut() {
-            engine.host.check_no_leak();
-        }
+        let policy = &self.policy;
+        let patience = u64::from(policy.unreachable_after_ms + policy.stream_idle_ms) * MS;
+        self.run_until(2 * patience, "every token is back", |net| {
+            net.engines.values().all(|e| e.host.holds_nothing())
+        });
+        self.run_for(MS);
     }
 
     fn diagnosis(&self) -> Vec<String> {
