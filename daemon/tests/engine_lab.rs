@@ -106,8 +106,8 @@ fn exchange(
                 flow.sent += 1;
             }
         }
-        for index in 0..ports.len() {
-            while let Some(event) = ports[index].receive().unwrap() {
+        for (index, port) in ports.iter_mut().enumerate() {
+            while let Some(event) = port.receive().unwrap() {
                 match event {
                     Event::Received(message) => {
                         let flow = flows
@@ -122,8 +122,7 @@ fn exchange(
                         flow.received += 1;
                         arrived += 1;
                         let priority = message.priority();
-                        ports[index]
-                            .provide_receive_buffer(message.into_buffer(), priority)
+                        port.provide_receive_buffer(message.into_buffer(), priority)
                             .unwrap();
                         between(arrived);
                     }
@@ -135,7 +134,7 @@ fn exchange(
                             .expect("a send nobody made");
                         flow.ended += 1;
                     }
-                    other => ports[index].unknown(other),
+                    other => port.unknown(other),
                 }
             }
         }

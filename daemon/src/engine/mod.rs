@@ -74,6 +74,10 @@ fn now() -> Nanos {
 /// What kept it from going on; the supervisor was told the same.
 pub fn run() -> anyhow::Result<()> {
     let mut link = Link::inherit()?;
+    // The usual hook would look for symbols, which the sandbox forbids.
+    std::panic::set_hook(Box::new(|panic| {
+        tracing::error!("the engine panicked: {panic}")
+    }));
     let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| serve(&mut link)));
     let error = match served {
         Ok(Ok(())) => return Ok(()),
