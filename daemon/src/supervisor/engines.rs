@@ -119,6 +119,7 @@ impl Engine {
     /// For people.
     pub fn state_name(&self) -> &'static str {
         match self.state {
+            _ if self.process.as_ref().is_some_and(|p| p.fenced) => "fenced",
             EngineState::Waiting(_) if self.is_degraded() => "degraded",
             EngineState::Waiting(_) | EngineState::Starting(_) => "starting",
             EngineState::Running => "running",

@@ -86,6 +86,8 @@ impl Processes {
             .env_clear()
             .envs(kept_environment())
             .current_dir("/")
+            // A Ctrl-C is for the supervisor, which asks them to leave.
+            .process_group(0)
             .stdin(Stdio::null());
         command
     }

@@ -239,16 +239,36 @@ fn listen(config: &Config) -> anyhow::Result<OwnedFd> {
     rustix::process::umask(before);
     bound
         .with_context(|| format!("{shown}: cannot be bound; check the directory's permissions"))?;
-    // The service must be able to connect; whom else the mode admits is the administrator's choice.
-    std::os::unix::fs::chown(path, Some(config.user.uid), config.socket_group)
-        .with_context(|| format!("{shown}: cannot be given to its owner"))?;
+    // The mode first: afterwards the file is not ours.
     rustix::fs::chmod(
         path.as_path(),
         Mode::from_raw_mode(config.socket_mode | 0o600),
     )
     .with_context(|| format!("{shown}: its mode cannot be set"))?;
+    give_socket(config)?;
     rustix::net::listen(&socket, BACKLOG).with_context(|| format!("{shown}: cannot listen"))?;
     Ok(socket)
+}
+
+/// The service must be able to connect, so the socket is its user's; whom else the mode admits is the administrator's choice.
+fn give_socket(config: &Config) -> anyhow::Result<()> {
+    let shown = config.socket.display();
+    let own = rustix::process::geteuid().as_raw();
+    let owner = (config.user.uid != own).then_some(config.user.uid);
+    match std::os::unix::fs::chown(&config.socket, owner, config.socket_group) {
+        // Without CAP_CHOWN: fine if no group was asked for, and everybody may connect.
+        Err(error)
+            if error.kind() == io::ErrorKind::PermissionDenied && config.socket_group.is_none() =>
+        {
+            if config.socket_mode & 0o006 != 0o006 {
+                tracing::warn!(
+                    "{shown}: the service cannot connect, so nobody answers pings; grant CAP_CHOWN or set node.socket_mode = \"0666\""
+                );
+            }
+            Ok(())
+        }
+        given => given.with_context(|| format!("{shown}: cannot be given to its owner")),
+    }
 }
 
 fn new_incarnation() -> anyhow::Result<u64> {
