@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::job::{Ended, Job};
 use super::report::{self, Report};
-use super::scenario::{self, Running};
+use super::scenario::{self, Rows, Running};
 use super::transfer::{self, Source, Transfer, mib};
 
 /// The node whose engine dies: the file's receiver, the sweep's sender.
@@ -62,7 +62,7 @@ pub fn show(
     }
     report.verdict("the other node's engine", untouched(running, bystander))?;
     report.verdict("ping afterwards", ping(running))?;
-    let sweep = scenario::sweep_both_ways(running, LARGEST_AFTER);
+    let sweep = scenario::sweep_both_ways(running, LARGEST_AFTER, Rows::None);
     report.verdict("all sizes afterwards", sweep)?;
     let after = directory.join("after");
     std::fs::create_dir_all(&after).context("directory of the last file")?;
@@ -86,7 +86,7 @@ struct Load<'a> {
 impl<'a> Load<'a> {
     fn start(running: &Running, source: &'a Source, directory: &Path) -> Result<Self> {
         let (other, victim) = (running.node(OTHER), running.node(VICTIM));
-        let sweep = scenario::sweep(victim, other, LARGEST)?;
+        let sweep = scenario::sweep(victim, other, LARGEST, Rows::None)?;
         let file = Transfer::start(source, (other, victim), PORT, directory)?;
         Ok(Self {
             source,

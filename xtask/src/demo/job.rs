@@ -17,8 +17,8 @@ const TICK: Duration = Duration::from_millis(200);
 
 /// Where a job's standard output goes.
 pub enum Output {
-    /// Line by line to ours, each after this label.
-    Labelled(String),
+    /// Line by line to ours, each after this label, as long as the function wants it.
+    Labelled(String, fn(&str) -> bool),
     /// Into a file.
     File(File),
 }
@@ -42,9 +42,9 @@ impl Job {
     /// Starts it.
     pub fn start(command: &mut Command, input: Stdio, output: Output) -> Result<Self> {
         let stderr = tempfile::tempfile().context("temporary file")?;
-        let (stdout, label) = match output {
-            Output::Labelled(label) => (Stdio::piped(), label),
-            Output::File(file) => (file.into(), String::new()),
+        let (stdout, print) = match output {
+            Output::Labelled(label, wanted) => (Stdio::piped(), Some((label, wanted))),
+            Output::File(file) => (file.into(), None),
         };
         let mut child = command
             .stdin(input)
@@ -53,7 +53,8 @@ impl Job {
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start {}", describe(command)))?;
-        let printer = child.stdout.take().map(|out| print_lines(label, out));
+        let printer = (child.stdout.take().zip(print))
+            .map(|(out, (label, wanted))| print_lines(out, label, wanted));
         Ok(Self {
             what: words_of_tool(command),
             child,
@@ -119,9 +120,10 @@ impl Drop for Job {
     }
 }
 
-fn print_lines(label: String, out: ChildStdout) -> JoinHandle<()> {
+fn print_lines(out: ChildStdout, label: String, wanted: fn(&str) -> bool) -> JoinHandle<()> {
     std::thread::spawn(move || {
-        for line in BufReader::new(out).lines().map_while(Result::ok) {
+        let lines = BufReader::new(out).lines().map_while(Result::ok);
+        for line in lines.filter(|line| wanted(line)) {
             report::clear_progress();
             println!("   {label} │ {line}");
         }

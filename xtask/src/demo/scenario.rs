@@ -101,7 +101,10 @@ fn show(running: &Running, source: &Source, directory: &Path, report: &mut Repor
         "portolan allsize --verify: 1 B to {} both ways at once",
         mib(LARGEST)
     ));
-    report.verdict("every byte verified", sweep_both_ways(running, LARGEST))?;
+    report.verdict(
+        "every byte verified",
+        sweep_both_ways(running, LARGEST, Rows::Few),
+    )?;
 
     report::title(&format!(
         "portolan send | recv: a file of {}",
@@ -125,29 +128,76 @@ fn shown(node: &Node, arguments: &[&str], within: Duration) -> Result<String> {
     Ok("answered".to_owned())
 }
 
+/// How much of a sweep's table is shown; all sizes are measured and verified.
+#[derive(Clone, Copy)]
+pub enum Rows {
+    /// Powers of four.
+    Few,
+    /// Only what it says at the end.
+    None,
+}
+
+impl Rows {
+    fn wanted(self) -> fn(&str) -> bool {
+        match self {
+            Self::Few => |line| row_size(line).is_none_or(is_power_of_four),
+            Self::None => |line| row_size(line).is_none() && !line.contains("rounds"),
+        }
+    }
+}
+
+/// The size in a row of the table, which continues with the number of rounds.
+fn row_size(line: &str) -> Option<u64> {
+    let mut words = line.split_whitespace();
+    let (size, rounds) = (words.next()?, words.next()?);
+    rounds.parse::<u64>().ok().and(size.parse().ok())
+}
+
+fn is_power_of_four(size: u64) -> bool {
+    size.is_power_of_two() && size.trailing_zeros().is_multiple_of(2)
+}
+
 /// Starts `allsize --verify` from one node to the other.
-pub fn sweep(from: &Node, to: &Node, largest: u64) -> Result<Job> {
+pub fn sweep(from: &Node, to: &Node, largest: u64, rows: Rows) -> Result<Job> {
     let mut command = from.portolan();
-    command.args([
-        "allsize",
-        &to.id().to_string(),
-        "--verify",
-        "--max",
-        &largest.to_string(),
-    ]);
+    let (target, largest) = (to.id().to_string(), largest.to_string());
+    command.args(["allsize", &target, "--verify", "--max", &largest]);
     let label = format!("{}→{}", from.id(), to.id());
-    Job::start(&mut command, Stdio::null(), Output::Labelled(label))
+    Job::start(
+        &mut command,
+        Stdio::null(),
+        Output::Labelled(label, rows.wanted()),
+    )
 }
 
 /// Both nodes verify all sizes against each other at once.
-pub fn sweep_both_ways(running: &Running, largest: u64) -> Result<String> {
+pub fn sweep_both_ways(running: &Running, largest: u64, rows: Rows) -> Result<String> {
     let started = Instant::now();
-    let mut there = sweep(running.node(1), running.node(2), largest)?;
-    let mut back = sweep(running.node(2), running.node(1), largest)?;
+    let mut there = sweep(running.node(1), running.node(2), largest, rows)?;
+    let mut back = sweep(running.node(2), running.node(1), largest, rows)?;
     there.succeed(SWEEP, || {})?;
     back.succeed(SWEEP, || {})?;
     Ok(format!(
         "both ways in {:.1} s",
         started.elapsed().as_secs_f64()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_few_rows_stand_for_the_sweep() {
+        let (few, none) = (Rows::Few.wanted(), Rows::None.wanted());
+        for (line, in_few, in_none) in [
+            ("       bytes  rounds     one way", true, false),
+            ("           4     100     16.4 us", true, false),
+            ("           8     100     16.4 us", false, false),
+            ("    16777216       1     16.4 us", true, false),
+            ("70 sizes to 2:0 and back, every byte checked", true, true),
+        ] {
+            assert_eq!((few(line), none(line)), (in_few, in_none), "{line}");
+        }
+    }
 }

@@ -132,7 +132,7 @@ impl<'a> Transfer<'a> {
         let input = File::open(&source.path).with_context(|| source.path.display().to_string())?;
         let started = Instant::now();
         let label = format!("send {}→{}", from.id(), to.id());
-        let sender = Job::start(&mut send, input.into(), Output::Labelled(label))?;
+        let sender = Job::start(&mut send, input.into(), Output::Labelled(label, |_| true))?;
         Ok(Self {
             source,
             received,
