@@ -317,14 +317,6 @@ impl Endpoint {
         }
         if serial_lt(stream.base, base) {
             self.settle_before(now, slot, base, host);
-            // Given up, committed, and nobody will answer NULL any more.
-            while let Some(stream) = self.send.get(slot)
-                && serial_lt(stream.base, base)
-                && let Some(MessageState::Null(reason)) =
-                    stream.queue.front().map(|message| message.state)
-            {
-                self.settle(now, slot, 0, SendStatus::MaybeDelivered(reason), host);
-            }
         }
         let Some(stream) = self.send.get_mut(slot) else {
             return;

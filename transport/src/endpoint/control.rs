@@ -225,7 +225,6 @@ pub(super) fn sender_chunks(
                     },
                 )?;
                 message.null_due = false;
-                message.null_tries = message.null_tries.saturating_add(1);
                 asks = true;
             }
         }

@@ -6,15 +6,16 @@
 //! | `path` | how long frames to a peer may be |
 //! | `hello` | how two engines come to know each other, RESET, restarts and takeovers |
 //! | `send_stream`, `submit`, `answers`, `settle` | the sending end: state, commands, what receivers answer, how sends end |
-//! | `receive_stream`, `arrival`, `long_message`, `data` | the receiving end: state, first chunks, ranges and grants, DATA |
+//! | `receive_stream`, `arrival`, `commit`, `long_message`, `data` | the receiving end: state, first chunks, commits and acknowledgements, ranges and grants, DATA |
 //! | `ports` | ports opening and closing, tokens appearing |
-//! | `transmit`, `control` | what goes into the next frame |
+//! | `transmit`, `turn`, `control` | what goes into the next frame |
 //! | `timeout`, `timers` | deadlines |
 //! | `restore` | taking over from the ledger |
 //! | `counters`, `slab` | what happened; tables |
 
 mod answers;
 mod arrival;
+mod commit;
 mod control;
 mod counters;
 mod data;
@@ -32,6 +33,7 @@ mod submit;
 mod timeout;
 mod timers;
 mod transmit;
+mod turn;
 
 #[cfg(test)]
 mod tests;

@@ -10,14 +10,15 @@
 //!
 //! A number may end without a delivery. NULL (the sender gave up): the number is committed in its turn and remembered in `nulled`,
 //! a bitmap in the same durable word as `base`, until the sender confirmed that it knows: both engines may die before, and the
-//! successor of the sender asks about a message that it takes for alive. MSGDROP (no buffer can ever hold it): told first, committed only when confirmed; a
-//! restored engine judges the message again and comes to the same result, because *too long* holds for the life of a port. The
-//! cumulative acknowledgement crosses neither before it is confirmed.
+//! successor of the sender asks about a message that it takes for alive. MSGDROP (no buffer can ever hold it): told first,
+//! committed only when confirmed; a restored engine judges the message again and comes to the same result, because *too long*
+//! holds for the life of a port. The cumulative acknowledgement crosses neither before it is confirmed.
 //!
 //! Rejected: a reorder buffer for first chunks (needs frames or tokens while earlier numbers may never find one); a durable status
 //! per drop (a word per stream for a case that judging again settles).
 //!
-//! Invariants: no commit while bit 31 of `nulled` is set (it would be lost); base ≤ arrival; `messages.len() == arrival - base`; only [`Kind::Placing`] has a row in the table of long messages.
+//! Invariants: no commit while bit 31 of `nulled` is set (it would be lost); base ≤ arrival; `messages.len() == arrival - base`;
+//! only [`Kind::Placing`] has a row in the table of long messages.
 
 use alloc::collections::VecDeque;
 

@@ -61,8 +61,6 @@ pub(super) struct Message {
     pub sent: u32,
     /// NULL goes out with the next frame.
     pub null_due: bool,
-    /// NULLs sent.
-    pub null_tries: u8,
     /// `cancel` was called and not acted on yet.
     pub cancelled: bool,
 }
@@ -76,7 +74,6 @@ impl Message {
             granted: 0,
             sent: 0,
             null_due: false,
-            null_tries: 0,
             cancelled: false,
         }
     }

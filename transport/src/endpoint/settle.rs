@@ -17,9 +17,6 @@ use super::slab::NONE;
 use crate::host::{Host, Reason, SendStatus};
 use crate::ident::{Nanos, NodeId, SendId};
 
-/// NULLs after which an acknowledgement past the number, without a NULL-ACK, means that the receiver cannot say any more.
-const NULL_TRIES: u8 = 3;
-
 impl Endpoint {
     /// Tells the host and counts.
     pub(super) fn finish<H: Host>(
@@ -66,13 +63,8 @@ impl Endpoint {
                 break;
             };
             let status = match message.state {
-                MessageState::Live => SendStatus::Delivered,
-                // Committed, but as what? An acknowledgement never crosses a NULL that is not confirmed, so NULL-ACK will say
-                // Delivered, unless the receiver was replaced in between and cannot know.
-                MessageState::Null(_) if message.null_tries >= NULL_TRIES => {
-                    SendStatus::MaybeDelivered(Reason::PeerRestarted)
-                }
-                MessageState::Null(_) => continue,
+                // An acknowledgement crosses no NULL that we have not confirmed, so a number given up was delivered before.
+                MessageState::Live | MessageState::Null(_) => SendStatus::Delivered,
                 MessageState::Hole | MessageState::Done => {
                     message.state = MessageState::Done;
                     continue;

@@ -1,0 +1,315 @@
+//! A stream's turn at a frame: the one chunk it adds.
+//!
+//! Problem: which of a stream's messages goes next, and how much of it, under window, Stall, want of buffers, credit and grants.
+//! ParaStation2's window and states (000), Tam's Stall on the sending side (003), RMPP's grants (001), GAMMA's credits (002).
+//!
+//! Idea: first chunks go before DATA: a first chunk is what order depends on, DATA is paced by grants. A number that is only owed
+//! (NULL) goes whatever holds messages back. A message that fits a frame waits for one that has room for it; a longer one takes
+//! what is left, unless that is too little to be worth a chunk.
+//!
+//! Rejected: splitting a short message over two frames (two chances to lose it, and a grant to wait for).
+//!
+//! Invariants: a frame with EAGER, or RTS with payload, is charged `ceil(len / 3840)` credits and never exceeds them; DATA stays
+//! below `granted`; nothing new goes out while stalled, paused, holding or not ready.
+
+use super::control::push;
+use super::counters::Counters;
+use super::send_stream::{Message, MessageState, SendStream};
+use crate::ident::{Nanos, SendId};
+use crate::wire::chunk::Range;
+use crate::wire::frame::FRAME_HEADER_LEN;
+use crate::wire::{Chunk, FrameWriter, MAX_CHUNKS, Payload};
+
+/// An EAGER's chunk header with START; what a whole frame leaves for one message.
+const EAGER_HEADER: usize = 40;
+/// A long message is not split into less than this while a fresh frame would carry more.
+const PIECE_MIN: usize = 512;
+
+/// Payload that a chunk of the frame still needs.
+#[derive(Clone, Copy)]
+pub(super) struct Source {
+    pub chunk: usize,
+    pub stream: u32,
+    pub number: u32,
+    pub id: SendId,
+    pub offset: u32,
+}
+
+/// The payloads of the frame being written.
+#[derive(Default)]
+pub(super) struct Plan {
+    pub sources: [Option<Source>; MAX_CHUNKS],
+    pub len: usize,
+    /// The frame carries unasked payload and is charged to the credit.
+    pub charged: bool,
+    /// Something in the frame wants an answer.
+    pub asks: bool,
+}
+
+/// What a stream did with its turn.
+pub(super) enum Turn {
+    /// Wrote a chunk; may have more.
+    Sent,
+    /// Has nothing it may send now.
+    Nothing,
+    /// Waits for credit.
+    NoCredit,
+    /// Wants a frame of its own.
+    Full,
+}
+
+/// A stream's turn at a frame.
+pub(super) struct StreamWriter<'a, 'w, 'f> {
+    pub now: Nanos,
+    pub sender: u32,
+    /// The whole frame.
+    pub space: usize,
+    pub window: u32,
+    /// Bytes the credit covers.
+    pub credit: usize,
+    pub w: &'w mut FrameWriter<'f>,
+    pub plan: &'a mut Plan,
+    pub counters: &'a mut Counters,
+}
+
+impl StreamWriter<'_, '_, '_> {
+    /// One chunk of the stream: the next first chunk, else DATA.
+    pub(super) fn turn(&mut self, stream: &mut SendStream) -> Turn {
+        if stream.reopen || stream.record.is_none() {
+            return if stream.queue.is_empty() {
+                Turn::Nothing
+            } else {
+                Turn::NoCredit // the timer tries again
+            };
+        }
+        let index = stream.cursor.wrapping_sub(stream.base) as usize;
+        let fresh = stream.cursor == stream.high;
+        let mut blocked = None;
+        if index < self.window as usize
+            && let Some(message) = stream.queue.get(index)
+        {
+            match message.state {
+                // Its number is owed whatever holds the others back.
+                MessageState::Null(_) | MessageState::Hole | MessageState::Done => {
+                    return self.null(stream, index);
+                }
+                MessageState::Live if stream.not_ready => {}
+                MessageState::Live
+                    if fresh && (stream.stalled || stream.paused || stream.holding) => {}
+                MessageState::Live => match self.first(stream, index) {
+                    Turn::NoCredit => blocked = Some(Turn::NoCredit), // granted DATA needs none
+                    turn => return turn,
+                },
+            }
+        }
+        match self.data(stream) {
+            Turn::Nothing => blocked.unwrap_or(Turn::Nothing),
+            turn => turn,
+        }
+    }
+
+    /// Payload bytes that fit behind `chunk`'s header, and bytes of the frame without them.
+    fn room(&self, chunk: &Chunk<'_>) -> Option<(usize, usize)> {
+        let room = self.w.room_for(chunk)?;
+        Some((room, self.space.saturating_sub(room)))
+    }
+
+    /// NULL in its turn.
+    fn null(&mut self, stream: &mut SendStream, index: usize) -> Turn {
+        let chunk = Chunk::Null {
+            stream: stream.wire(),
+            start: stream.start(),
+            number: stream.cursor,
+        };
+        match self.room(&chunk) {
+            Some((_, used)) if !self.plan.charged || used <= self.credit => {}
+            _ => return Turn::Full,
+        }
+        if push(self.w, self.counters, &chunk).is_err() {
+            return Turn::Full;
+        }
+        if let Some(message) = stream.queue.get_mut(index) {
+            message.null_due = false;
+        }
+        stream.not_ready = false;
+        self.advance(stream);
+        Turn::Sent
+    }
+
+    /// EAGER, or RTS with as much as fits and the credit covers.
+    fn first(&mut self, stream: &mut SendStream, index: usize) -> Turn {
+        let Some(message) = stream.queue.get(index) else {
+            return Turn::Nothing;
+        };
+        let request = message.request;
+        let (name, start, number) = (stream.wire(), stream.start(), stream.cursor);
+        let (total, tag) = (request.len, request.tag);
+        let whole = total as usize <= self.space.saturating_sub(FRAME_HEADER_LEN + EAGER_HEADER);
+        let chunk = |len: u16| {
+            let payload = Payload { len, crc: 0 };
+            if whole {
+                Chunk::Eager {
+                    stream: name,
+                    start,
+                    number,
+                    tag,
+                    payload,
+                }
+            } else {
+                Chunk::Rts {
+                    stream: name,
+                    start,
+                    number,
+                    tag,
+                    total,
+                    payload,
+                }
+            }
+        };
+        let Some((room, used)) = self.room(&chunk(0)) else {
+            return Turn::Full;
+        };
+        let paid = self.credit.saturating_sub(used);
+        let len = if whole {
+            if total as usize > room {
+                return Turn::Full;
+            }
+            if used + total as usize > self.credit {
+                return if self.plan.charged {
+                    Turn::Full
+                } else {
+                    Turn::NoCredit
+                };
+            }
+            total as usize
+        } else {
+            if room < PIECE_MIN && !self.w.is_empty() {
+                return Turn::Full;
+            }
+            room.min(paid).min(total as usize)
+        };
+        let Ok(at) = push(self.w, self.counters, &chunk(len as u16)) else {
+            return Turn::Full;
+        };
+        self.plan.charged |= whole || len > 0;
+        self.plan.add(at, self.sender, number, request.id, 0, len);
+        if let Some(message) = stream.queue.get_mut(index) {
+            message.long = !whole;
+            (message.sent, message.granted) = (len as u32, len as u32);
+        }
+        if stream.cursor != stream.high {
+            self.counters.retransmits += 1;
+        } else if stream.timed.is_none() {
+            stream.timed = Some((number, self.now));
+        }
+        self.advance(stream);
+        Turn::Sent
+    }
+
+    fn advance(&mut self, stream: &mut SendStream) {
+        if stream.cursor == stream.high {
+            stream.high = stream.high.wrapping_add(1);
+        }
+        stream.cursor = stream.cursor.wrapping_add(1);
+        self.plan.asks = true;
+    }
+
+    /// DATA: what is asked for again, then what is granted, oldest message first.
+    fn data(&mut self, stream: &mut SendStream) -> Turn {
+        while let Some(&(number, range)) = stream.resend.front() {
+            let message = stream
+                .index(number)
+                .and_then(|index| stream.queue.get(index));
+            let Some(message) = message.filter(|m| m.long && m.state == MessageState::Live) else {
+                stream.resend.pop_front();
+                continue;
+            };
+            let id = message.request.id;
+            return match self.piece(stream, number, id, range) {
+                Err(turn) => turn,
+                Ok(taken) => {
+                    self.counters.retransmitted_bytes += u64::from(taken.to - taken.from);
+                    if taken.to == range.to {
+                        stream.resend.pop_front();
+                    } else if let Some(front) = stream.resend.front_mut() {
+                        front.1.from = taken.to;
+                    }
+                    Turn::Sent
+                }
+            };
+        }
+        let before = stream.cursor.wrapping_sub(stream.base) as usize;
+        let hungry = |m: &Message| m.long && m.state == MessageState::Live && m.sent < m.granted;
+        let Some(index) = stream.queue.iter().take(before).position(hungry) else {
+            return Turn::Nothing;
+        };
+        let Some(message) = stream.queue.get(index) else {
+            return Turn::Nothing;
+        };
+        let (id, range) = (
+            message.request.id,
+            Range {
+                from: message.sent,
+                to: message.granted,
+            },
+        );
+        match self.piece(stream, stream.number(index), id, range) {
+            Err(turn) => turn,
+            Ok(taken) => {
+                if let Some(message) = stream.queue.get_mut(index) {
+                    message.sent = taken.to;
+                }
+                Turn::Sent
+            }
+        }
+    }
+
+    /// One DATA chunk from the front of `range`; returns what it took.
+    fn piece(
+        &mut self,
+        stream: &SendStream,
+        number: u32,
+        id: SendId,
+        range: Range,
+    ) -> Result<Range, Turn> {
+        let chunk = |len: u16| Chunk::Data {
+            stream: stream.wire(),
+            number,
+            offset: range.from,
+            payload: Payload { len, crc: 0 },
+        };
+        let (mut room, used) = self.room(&chunk(0)).ok_or(Turn::Full)?;
+        if self.plan.charged {
+            room = room.min(self.credit.saturating_sub(used));
+        }
+        let len = room.min((range.to - range.from) as usize);
+        let rest = (range.to - range.from) as usize - len;
+        if len == 0 || (len < PIECE_MIN && rest > 0 && !self.w.is_empty()) {
+            return Err(Turn::Full);
+        }
+        let at = push(self.w, self.counters, &chunk(len as u16)).map_err(|_| Turn::Full)?;
+        self.plan.add(at, self.sender, number, id, range.from, len);
+        self.plan.asks = true;
+        Ok(Range {
+            from: range.from,
+            to: range.from + len as u32,
+        })
+    }
+}
+
+impl Plan {
+    fn add(&mut self, chunk: usize, stream: u32, number: u32, id: SendId, offset: u32, len: usize) {
+        if len > 0
+            && let Some(source) = self.sources.get_mut(self.len)
+        {
+            *source = Some(Source {
+                chunk,
+                stream,
+                number,
+                id,
+                offset,
+            });
+            self.len += 1;
+        }
+    }
+}
