@@ -257,6 +257,145 @@ fn engines_killed_under_load_lose_and_double_nothing() {
     assert!(recovered > 0);
 }
 
+/// The port of the application that is killed.
+const VICTIM: u16 = 50;
+const VICTIM_SOCKET: &str = "PORTOLAN_TEST_VICTIM";
+
+/// Not a test by itself: the application that is killed, in a process of its own.
+#[test]
+fn victim() {
+    let Some(socket) = std::env::var_os(VICTIM_SOCKET) else {
+        return;
+    };
+    let mut port = Node::attach(socket)
+        .unwrap()
+        .open_port(PortOptions::at(VICTIM))
+        .unwrap();
+    for _ in 0..64 {
+        let buffer = port.allocate(64 << 10).unwrap();
+        port.provide_receive_buffer(buffer, Priority::Low).unwrap();
+    }
+    loop {
+        while port.sends_outstanding() < 8 {
+            let message = [7; 20_000];
+            port.send_bytes((1, 5), &message, SendOptions::default())
+                .unwrap();
+        }
+        if let Some(Event::Received(message)) = port.blocking_receive(PATIENCE).unwrap() {
+            let priority = message.priority();
+            port.provide_receive_buffer(message.into_buffer(), priority)
+                .unwrap();
+        }
+    }
+}
+
+/// Descriptors and port mappings of a process.
+fn holdings(pid: i32) -> (usize, usize) {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .unwrap()
+        .count();
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let halves = maps.lines().filter(|line| line.contains("-half")).count();
+    (fds, halves)
+}
+
+#[test]
+fn an_application_that_is_killed_leaves_nothing_behind() {
+    const KILLS: usize = 100;
+    let lab = Lab::builder().build().unwrap();
+    let daemons = daemons(&lab, "");
+    let mut port = port(&lab, 1, 5);
+    let mut bystanders = [self::port(&lab, 1, 6), self::port(&lab, 2, 6)];
+    let engine = daemons[1].engine_pids().unwrap()[0];
+    let mut before = None;
+    let mut closing = Vec::new();
+    for round in 0..KILLS {
+        let mut application = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["victim", "--exact"])
+            .env(VICTIM_SOCKET, lab.node(2).socket())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        let mut heard = 0;
+        let mut killed = None;
+        loop {
+            assert!(Instant::now() < deadline, "round {round}: heard {heard}");
+            // Both ways: the killed application is always sending and receiving.
+            while heard > 0 && port.sends_outstanding() < 8 {
+                let message = [9; 20_000];
+                port.send_bytes((2, VICTIM), &message, SendOptions::default())
+                    .unwrap();
+            }
+            match port.blocking_receive(PATIENCE).unwrap() {
+                Some(Event::Received(message)) => {
+                    heard += 1;
+                    let priority = message.priority();
+                    port.provide_receive_buffer(message.into_buffer(), priority)
+                        .unwrap();
+                }
+                Some(Event::Sent(sent)) => match sent.status {
+                    Status::Delivered => {}
+                    Status::NotDelivered(reason) => {
+                        assert_eq!(reason, portolan::Reason::PortClosed);
+                        assert!(killed.is_some(), "closed before it was killed");
+                        break;
+                    }
+                    Status::MaybeDelivered(reason) => panic!("perhaps: {reason:?}"),
+                },
+                _ => panic!("silence"),
+            }
+            if heard == 20 && killed.is_none() {
+                application.kill().unwrap();
+                killed = Some(Instant::now());
+            }
+        }
+        closing.push(killed.unwrap().elapsed());
+        application.wait().unwrap();
+        // The failed send held back those behind it.
+        port.drop_sends((2, VICTIM), Priority::Low).unwrap();
+        while port.sends_outstanding() > 0 {
+            match port.blocking_receive(PATIENCE).unwrap() {
+                Some(Event::Received(message)) => {
+                    let priority = message.priority();
+                    port.provide_receive_buffer(message.into_buffer(), priority)
+                        .unwrap();
+                }
+                Some(Event::Sent(sent)) => assert_ne!(sent.status, Status::Delivered),
+                _ => panic!("silence"),
+            }
+        }
+        // Those that were under way when it was closed may have failed after `drop_sends`.
+        port.resume_sending((2, VICTIM), Priority::Low).unwrap();
+        if round % 10 == 0 {
+            exchange(
+                &mut bystanders,
+                &[(0, 1), (1, 0)],
+                &[10, 10_000, 100_000],
+                |_| {},
+            );
+        }
+        // The first rounds grow what grows once.
+        let holding = (holdings(engine), holdings(daemons[1].pid()));
+        if round == 5 {
+            before = Some(holding);
+        }
+    }
+    let after = (holdings(engine), holdings(daemons[1].pid()));
+    assert_eq!(
+        before,
+        Some(after),
+        "descriptors and mappings of engine and supervisor"
+    );
+    closing.sort_unstable();
+    let median = closing[KILLS / 2];
+    assert!(
+        median < Duration::from_millis(100),
+        "closed and told after {median:?}"
+    );
+    assert_eq!(daemons.iter().map(restarts).sum::<u64>(), 0);
+}
+
 mod hostile {
     //! An application that opens a port as anyone may, and then follows no rule.
 
