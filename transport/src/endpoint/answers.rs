@@ -14,7 +14,7 @@
 //! REFUSED; if one does, what was transmitted ends as MaybeDelivered.
 
 use super::Endpoint;
-use super::send_stream::MessageState;
+use super::send_stream::{Message, MessageState};
 use super::timers::Owner;
 use super::{NACK_CORRUPT, NACK_GAP, NACK_NO_BUFFER};
 use crate::host::{Host, Reason, SendStatus};
@@ -321,7 +321,9 @@ impl Endpoint {
         let Some(stream) = self.send.get_mut(slot) else {
             return;
         };
-        if !stream.queue.is_empty() {
+        // Numbers whose sends were told already, by `drop_sends` perhaps, are nobody's failure.
+        let fails = |m: &Message| matches!(m.state, MessageState::Live | MessageState::Null(_));
+        if stream.queue.iter().any(fails) {
             stream.paused = true;
         }
         self.end_untransmitted(now, slot, Reason::PortClosed, host);

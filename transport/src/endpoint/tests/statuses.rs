@@ -158,6 +158,28 @@ fn a_closed_port_answers_definitely_and_its_next_owner_sees_nothing() {
 }
 
 #[test]
+fn what_was_dropped_fails_nobody_again_when_the_port_says_that_it_is_closed() {
+    let mut pair = Pair::new(1472);
+    pair.close_port(1);
+    pair.send(0, 2, 100, Nanos::MAX);
+    assert!(pair.run_until(SECOND, Pair::all_settled));
+    // Sends behind the failed one are dropped; their numbers go out as NULL, and PORT-CLOSED answers them.
+    for _ in 0..3 {
+        pair.send(0, 2, 100, Nanos::MAX);
+    }
+    let (now, side) = (pair.now, &mut pair.sides[0]);
+    side.endpoint.drop_sends(now, key(2), &mut side.host);
+    assert!(pair.all_settled());
+    pair.run_until(SECOND / 100, |_| false);
+    // The next owner of the port. Expect: no pause that the application knows nothing of.
+    pair.open_port(1, 10);
+    pair.send(0, 2, 100, Nanos::MAX);
+    assert!(pair.run_until(SECOND, Pair::all_settled));
+    assert_eq!(pair.statuses(0)[4], Delivered);
+    pair.check_deliveries();
+}
+
+#[test]
 fn a_new_incarnation_gets_only_what_was_never_transmitted() {
     let mut pair = Pair::new(1472);
     pair.send(0, 2, 100, Nanos::MAX);
