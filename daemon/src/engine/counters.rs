@@ -72,8 +72,8 @@ counters! {
     send_tokens,
     /// Send tokens that made no sense or were refused at once.
     send_tokens_refused,
-    /// Rounds in which a port brought receive tokens.
-    provided,
+    /// Receive tokens taken.
+    receive_tokens,
     /// Doorbells of applications rung.
     doorbells,
     /// Alarms fired.

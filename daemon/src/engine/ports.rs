@@ -284,30 +284,30 @@ impl Port {
 
     // ---- receive tokens ----
 
-    /// Takes up to a turn's worth of receive tokens; true if any came.
-    pub(super) fn take_provided(&mut self, ledger: Ledger<'_>) -> bool {
+    /// Takes up to a turn's worth of receive tokens; returns how many came.
+    pub(super) fn take_provided(&mut self, ledger: Ledger<'_>) -> u32 {
         let waiting = match self.provide_cursor.available(self.provide_ring()) {
             Ok(available) => available.min(TOKENS_PER_TURN),
             Err(_) => {
                 self.fail(CloseReason::RingJump);
-                return false;
+                return 0;
             }
         };
         if waiting == 0 {
-            return false;
+            return 0;
         }
         for _ in 0..waiting {
             let ring = self.client.provide_ring(&self.engine);
             let entry = TokenRef::decode(self.provide_cursor.take(ring)[0]);
             if !self.offer(entry) {
                 self.fail(CloseReason::BadToken);
-                return false;
+                return 0;
             }
             commit::take_receive(ledger, self.number, entry.slot, entry.generation);
         }
         commit::crash_point();
         self.provide_cursor.release(self.provide_ring());
-        true
+        waiting
     }
 
     /// Reads and checks a receive slot once and puts the token among the buffers.

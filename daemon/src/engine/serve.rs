@@ -42,9 +42,9 @@ impl Engine {
                 continue;
             };
             // Buffers first, so that what is sent to this node finds them.
-            if port.take_provided(ledger) {
+            for _ in 0..port.take_provided(ledger) {
                 any = true;
-                self.path.counters.provided += 1;
+                self.path.counters.receive_tokens += 1;
                 self.path.endpoint.buffer_provided(now, PortId(number));
             }
             let waiting = match self.path.host.ports.get_mut(number) {
