@@ -1,0 +1,213 @@
+//! Engines killed with SIGKILL under load: the next one takes over the same socket, ledger and ports; applications stay attached,
+//! nothing is lost, nothing comes twice, nothing changes its order.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod harness;
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use harness::exchange::{exchange_counting, options};
+use harness::talker::{Manner, Talker, Talking, close_books};
+use harness::{Cluster, STEP, books, until};
+use portolan::{Address, PortOptions, Priority};
+use portolan_testbed::{Daemon, Encap, Lab};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// An engine is back within this.
+const BACK: Duration = Duration::from_secs(10);
+/// Letters each must deliver and hear after a death before the next.
+const BETWEEN_DEATHS: u64 = 100;
+
+fn kill(pid: i32) {
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+}
+
+/// Waits until every engine runs and none is one of those killed.
+fn wait_replaced(daemon: &Daemon, killed: &[i32]) {
+    let replaced = |status: &serde_json::Value| {
+        status["engines"].as_array().is_some_and(|engines| {
+            engines.iter().all(|e| {
+                let fresh = killed.iter().all(|&pid| e["pid"] != pid);
+                e["state"] == "running" && fresh
+            })
+        })
+    };
+    daemon
+        .wait_status("the killed engine is replaced", BACK, replaced)
+        .unwrap();
+}
+
+fn talk(cluster: &Cluster, at: (u16, u16), to: &[(u16, u16)]) -> Talking {
+    let options = PortOptions {
+        arena_bytes: 32 << 20,
+        ..PortOptions::at(at.1)
+    };
+    let to: Vec<_> = to
+        .iter()
+        .flat_map(|&to| [Priority::Low, Priority::High].map(|p| (Address::from(to), p)))
+        .collect();
+    let manner = Manner {
+        longest: 20_000,
+        ..Manner::default()
+    };
+    let talker = Talker::new(cluster.open(at.0, options), &to, manner).unwrap();
+    let talking = Talking::start(talker);
+    talking.send(true);
+    talking
+}
+
+/// Everybody goes on: delivers, and hears.
+fn all_go_on(all: &mut [Talking]) {
+    for talking in all {
+        talking.deliver(BETWEEN_DEATHS, STEP);
+        talking.hear(BETWEEN_DEATHS, STEP);
+    }
+}
+
+/// Kills engines of these nodes under load, round by round; then everything must have come, once and in order.
+fn survive(cluster: &Cluster, mut all: Vec<Talking>, rounds: &[&[(u16, usize)]]) {
+    all_go_on(&mut all);
+    let mut outages = Vec::new();
+    for round in rounds {
+        let killed: Vec<(u16, i32)> = round
+            .iter()
+            .map(|&(node, queue)| (node, cluster.daemon(node).engine_pids().unwrap()[queue]))
+            .collect();
+        let start = Instant::now();
+        for (_, pid) in &killed {
+            kill(*pid);
+        }
+        for talking in &mut all {
+            talking.deliver(1, STEP);
+        }
+        outages.push(start.elapsed());
+        for &(node, pid) in &killed {
+            wait_replaced(cluster.daemon(node), &[pid]);
+        }
+        all_go_on(&mut all);
+    }
+    println!(
+        "{} rounds; everybody had delivered again after at most {:?}",
+        rounds.len(),
+        outages.iter().max().unwrap()
+    );
+    for talking in &all {
+        assert!(talking.faults() > 0, "the library was told of the faults");
+    }
+    let books = close_books(all, STEP);
+    let complaints = books::complaints(&books);
+    assert!(complaints.is_empty(), "{complaints:#?}");
+    for book in &books {
+        let failures: Vec<_> = book.failures().collect();
+        assert!(failures.is_empty(), "{}: {failures:#?}", book.name());
+    }
+}
+
+#[test]
+fn streams_between_nodes_survive_either_engine_and_both() {
+    let cluster = Cluster::start(Lab::builder());
+    let all = vec![
+        talk(&cluster, (1, 10), &[(2, 10), (2, 11)]),
+        talk(&cluster, (1, 11), &[(2, 10), (2, 11)]),
+        talk(&cluster, (2, 10), &[(1, 10), (1, 11)]),
+        talk(&cluster, (2, 11), &[(1, 10), (1, 11)]),
+    ];
+    let rounds: [&[(u16, usize)]; 3] = [&[(1, 0)], &[(2, 0)], &[(1, 0), (2, 0)]];
+    survive(&cluster, all, &rounds.repeat(5));
+}
+
+#[test]
+fn streams_survive_over_ethernet_with_jumbo_frames() {
+    let cluster = Cluster::start(Lab::builder().encap(Encap::Ethernet).mtu(9000));
+    let all = vec![
+        talk(&cluster, (1, 10), &[(2, 10)]),
+        talk(&cluster, (2, 10), &[(1, 10)]),
+    ];
+    let rounds: [&[(u16, usize)]; 2] = [&[(1, 0)], &[(2, 0)]];
+    survive(&cluster, all, &rounds.repeat(5));
+}
+
+// Also the rings between the engines of a node outlive them.
+#[test]
+fn streams_between_two_engines_of_a_node_survive_either() {
+    let cluster = Cluster::start(Lab::builder().queues(2));
+    let all = vec![
+        talk(&cluster, (1, 10), &[(1, 11), (2, 11)]),
+        talk(&cluster, (1, 11), &[(1, 10), (2, 10)]),
+        talk(&cluster, (2, 10), &[(1, 11), (2, 11)]),
+        talk(&cluster, (2, 11), &[(1, 10), (2, 10)]),
+    ];
+    let rounds: [&[(u16, usize)]; 4] = [&[(1, 0)], &[(1, 1)], &[(2, 1)], &[(1, 0), (1, 1)]];
+    survive(&cluster, all, &rounds.repeat(3));
+}
+
+// Messages of megabytes are under way whenever an engine dies. Expect: each delivered, every byte right, in order.
+#[test]
+fn long_messages_survive() {
+    const LARGEST: usize = 4 << 20;
+    const DEATHS: u16 = 8;
+    let cluster = Cluster::start(Lab::builder());
+    let mut ports = [1, 2].map(|node| cluster.open(node, options(9, LARGEST)));
+    let addresses = ports.each_ref().map(portolan::Port::address);
+    let sizes: Vec<usize> = (0..8)
+        .flat_map(|n| [LARGEST - n, 70_000 + n, 1000 + n])
+        .collect();
+
+    let enough = AtomicBool::new(false);
+    let failed = AtomicBool::new(false);
+    let count = AtomicU64::new(0);
+    // Both sides begin each list together, and agree whether there is another.
+    let together = Barrier::new(2);
+    let run = |port: &mut portolan::Port, peer: Address| {
+        loop {
+            let result = exchange_counting(port, peer, &sizes, 2 * STEP, &count);
+            failed.fetch_or(result.is_err(), Ordering::SeqCst);
+            together.wait();
+            let over = failed.load(Ordering::SeqCst) || enough.load(Ordering::SeqCst);
+            together.wait();
+            if result.is_err() || over {
+                return result;
+            }
+        }
+    };
+    let [one, two] = &mut ports;
+    let deaths = std::thread::scope(|scope| {
+        let sides = [
+            scope.spawn(|| run(one, addresses[1])),
+            scope.spawn(|| run(two, addresses[0])),
+        ];
+        // Also if we fail here, or the sides would go on for ever.
+        let last_list = OnDrop(&enough);
+        let mut deaths = 0;
+        while deaths < DEATHS && !failed.load(Ordering::SeqCst) {
+            let goal = count.load(Ordering::Relaxed) + 5;
+            until("more messages come", 2 * STEP, || {
+                let go_on = count.load(Ordering::Relaxed) >= goal || failed.load(Ordering::SeqCst);
+                go_on.then_some(())
+            });
+            let daemon = cluster.daemon(1 + deaths % 2);
+            let pid = daemon.engine_pids().unwrap()[0];
+            kill(pid);
+            wait_replaced(daemon, &[pid]);
+            deaths += 1;
+        }
+        drop(last_list);
+        for side in sides {
+            side.join().unwrap().unwrap();
+        }
+        deaths
+    });
+    assert_eq!(deaths, DEATHS);
+}
+
+/// Sets a flag at its end.
+struct OnDrop<'a>(&'a AtomicBool);
+
+impl Drop for OnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}

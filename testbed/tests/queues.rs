@@ -1,0 +1,95 @@
+//! Two queues, two engines per node: a port's number decides which engine serves it, and nobody has to care.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod harness;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use harness::exchange::{between, options};
+use harness::{Cluster, proc};
+use portolan_testbed::{Encap, Lab};
+use serde_json::Value;
+
+const LARGEST: usize = 1 << 20;
+const LIST: Duration = Duration::from_secs(30);
+
+fn sizes() -> Vec<usize> {
+    let mut sizes = vec![0, 1, 80, 81, 1000, 1472, 4096, 65_537, LARGEST, 5];
+    sizes.extend((0..100).map(|n| n * 37));
+    sizes
+}
+
+/// The engine that serves a port.
+fn queue_of(cluster: &Cluster, node: u16, port: u16) -> u64 {
+    let report = cluster.lab.node(node).portolan();
+    let mut report = report;
+    let text =
+        portolan_testbed::process::run_ok(report.args(["ports", "--json"]), harness::STEP).unwrap();
+    let report: Value = serde_json::from_str(&text).unwrap();
+    let rows = report["ports"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["port"] == port).unwrap();
+    row["queue"].as_u64().unwrap()
+}
+
+fn ports_reach_ports(encap: Encap, mtu: u32) {
+    let cluster = Cluster::start(Lab::builder().queues(2).encap(encap).mtu(mtu));
+    for node in [1, 2] {
+        let engines: BTreeSet<i32> = cluster
+            .daemon(node)
+            .engine_pids()
+            .unwrap()
+            .into_iter()
+            .collect();
+        assert_eq!(engines.len(), 2, "two engines are two processes");
+        for engine in engines {
+            assert_ne!(engine, cluster.daemon(node).pid());
+            assert!(proc::status(engine, "Name").starts_with("portoland"));
+        }
+    }
+    // From an even or an odd port, to an even or an odd one, across and on the node itself.
+    for (from, to) in [(2, 4), (2, 5), (3, 4), (3, 5)] {
+        for node in [2, 1] {
+            let mut one = cluster.open(1, options(from, LARGEST));
+            let mut two = cluster.open(node, options(to, LARGEST));
+            assert_eq!(queue_of(&cluster, 1, from), u64::from(from % 2));
+            assert_eq!(queue_of(&cluster, node, to), u64::from(to % 2));
+            between(&mut one, &mut two, &sizes(), LIST);
+            for port in [one, two] {
+                port.close(harness::STEP).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn ports_of_either_engine_reach_ports_of_either_over_udp() {
+    ports_reach_ports(Encap::Udp4, 1500);
+}
+
+#[test]
+fn ports_of_either_engine_reach_ports_of_either_over_udp_on_ipv6_with_jumbo_frames() {
+    ports_reach_ports(Encap::Udp6, 9000);
+}
+
+#[test]
+fn ports_of_either_engine_reach_ports_of_either_over_ethernet() {
+    ports_reach_ports(Encap::Ethernet, 1500);
+}
+
+// All at once: four ports of one node with four of the other, every engine with every engine.
+#[test]
+fn both_engines_work_at_once() {
+    let cluster = Cluster::start(Lab::builder().queues(2));
+    std::thread::scope(|scope| {
+        for (from, to) in [(2, 4), (3, 5), (12, 15), (13, 14)] {
+            let cluster = &cluster;
+            scope.spawn(move || {
+                let mut one = cluster.open(1, options(from, LARGEST));
+                let mut two = cluster.open(2, options(to, LARGEST));
+                between(&mut one, &mut two, &sizes(), LIST);
+            });
+        }
+    });
+}
