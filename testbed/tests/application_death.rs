@@ -75,9 +75,7 @@ fn talk(cluster: &Cluster, at: (u16, u16), to: &[(u16, u16)], manner: Manner) ->
         .iter()
         .flat_map(|&to| [Priority::Low, Priority::High].map(|p| (Address::from(to), p)))
         .collect();
-    let talking = Talking::start(Talker::new(port, &to, manner).unwrap());
-    talking.send(true);
-    talking
+    Talking::start(Talker::new(port, &to, manner).unwrap())
 }
 
 /// The ports a node has.
@@ -85,6 +83,12 @@ fn ports(node: &Node) -> BTreeSet<u64> {
     let report = node.report(Report::Ports).unwrap();
     let rows = report["ports"].as_array().unwrap();
     rows.iter().map(|r| r["port"].as_u64().unwrap()).collect()
+}
+
+/// The connections to its daemon.
+fn clients(node: &Node) -> u64 {
+    let status = node.report(Report::Status).unwrap();
+    status["limits"]["clients_now"].as_u64().unwrap()
 }
 
 fn wait_closed(node: &Node, which: &[u16], within: Duration) {
@@ -127,6 +131,7 @@ fn a_killed_applications_ports_close_at_once_and_nobody_else_notices() {
         talk(&cluster, (2, 30), &[(1, 30)], manner),
         talk(&cluster, (1, 31), &[(1, 30)], manner),
     ];
+    peers.iter().chain(&bystanders).for_each(|t| t.send(true));
     let (mut closed, mut told) = (Vec::new(), Vec::new());
     for round in 0..DEATHS_WATCHED {
         let mut victim = Worker::start(
@@ -201,6 +206,8 @@ fn a_thousand_killed_applications_leave_nothing_behind() {
         ..Manner::default()
     };
     let mut peer = talk(&cluster, (2, 20), &at_victims, manner);
+    peer.send(true);
+    let alone = clients(&node);
     let round = |number: u64| {
         let mut victims: Vec<Worker> = (0..TOGETHER)
             .map(|i| {
@@ -220,6 +227,10 @@ fn a_thousand_killed_applications_leave_nothing_behind() {
             victim.kill();
         }
         wait_closed(&node, &all, STEP);
+        // Each had a connection beside those of its ports.
+        until("every connection is closed", STEP, || {
+            (clients(&node) == alone).then_some(())
+        });
     };
 
     // The first deaths may make a process grow what it keeps.

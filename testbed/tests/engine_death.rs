@@ -54,9 +54,7 @@ fn talk(cluster: &Cluster, at: (u16, u16), to: &[(u16, u16)]) -> Talking {
         ..Manner::default()
     };
     let talker = Talker::new(cluster.open(at.0, options), &to, manner).unwrap();
-    let talking = Talking::start(talker);
-    talking.send(true);
-    talking
+    Talking::start(talker)
 }
 
 /// Everybody goes on: delivers, and hears.
@@ -69,6 +67,8 @@ fn all_go_on(all: &mut [Talking]) {
 
 /// Kills engines of these nodes under load, round by round; then everything must have come, once and in order.
 fn survive(cluster: &Cluster, mut all: Vec<Talking>, rounds: &[&[(u16, usize)]]) {
+    // Now that every port is open.
+    all.iter().for_each(|talking| talking.send(true));
     all_go_on(&mut all);
     let mut outages = Vec::new();
     for round in rounds {
@@ -94,8 +94,13 @@ fn survive(cluster: &Cluster, mut all: Vec<Talking>, rounds: &[&[(u16, usize)]])
         rounds.len(),
         outages.iter().max().unwrap()
     );
+    let queues = cluster.lab.spec().queues;
     for talking in &all {
-        assert!(talking.faults() > 0, "the library was told of the faults");
+        let Address { node, port } = talking.address;
+        let engine = (node.0, usize::from(port.0 % queues));
+        let deaths = rounds.iter().filter(|r| r.contains(&engine)).count();
+        let told = talking.faults();
+        assert_eq!(told, deaths as u64, "{} is told of each", talking.address);
     }
     let books = close_books(all, STEP);
     let complaints = books::complaints(&books);

@@ -23,8 +23,7 @@ fn sizes() -> Vec<usize> {
 
 /// The engine that serves a port.
 fn queue_of(cluster: &Cluster, node: u16, port: u16) -> u64 {
-    let report = cluster.lab.node(node).portolan();
-    let mut report = report;
+    let mut report = cluster.lab.node(node).portolan();
     let text =
         portolan_testbed::process::run_ok(report.args(["ports", "--json"]), harness::STEP).unwrap();
     let report: Value = serde_json::from_str(&text).unwrap();

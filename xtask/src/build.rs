@@ -38,7 +38,7 @@ pub fn everything(steps: &mut Steps) -> Result<bool> {
     if !steps.check("what this machine needs", "cargo xtask setup", setup::run)? {
         return Ok(false);
     }
-    let build = format!("build --profile {PROFILE} --workspace --bins --tests");
+    let build = format!("build --profile {PROFILE} --workspace --bins --tests --examples");
     steps.run("build", cargo(&build), BUILD)
 }
 

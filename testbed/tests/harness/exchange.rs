@@ -18,7 +18,7 @@ const SMALL_BYTES: usize = 4096;
 /// Options of a port that can exchange messages of up to `largest` bytes.
 pub fn options(port: u16, largest: usize) -> PortOptions {
     let received = 2 * (LARGEST * (largest + 64) + SMALL * SMALL_BYTES);
-    let sent = 2 * (largest + 64) + (1 << 20);
+    let sent = 3 * (largest + 64) + (1 << 20);
     PortOptions {
         arena_bytes: (received + sent) as u64,
         ..PortOptions::at(port)
@@ -132,7 +132,7 @@ impl Exchange<'_> {
                 let number = self.sent[lane];
                 match self.send(priority, number) {
                     // Those under way give room back.
-                    Err(SendError::ArenaFull(_)) if self.sent[lane] > self.delivered[lane] => break,
+                    Err(SendError::ArenaFull(_)) if self.port.sends_outstanding() > 0 => break,
                     other => other?,
                 }
                 self.sent[lane] += 1;

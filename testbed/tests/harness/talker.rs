@@ -182,7 +182,7 @@ struct Orders {
 
 /// A talker in a thread of its own.
 pub struct Talking {
-    name: String,
+    pub address: Address,
     orders: Arc<Orders>,
     thread: Option<JoinHandle<Result<Talker>>>,
 }
@@ -191,16 +191,16 @@ impl Talking {
     /// Receives from now on; sends once told to.
     pub fn start(talker: Talker) -> Self {
         let orders = Arc::new(Orders::default());
-        let name = talker.address().to_string();
+        let address = talker.address();
         let thread = std::thread::Builder::new()
-            .name(name.clone())
+            .name(address.to_string())
             .spawn({
                 let orders = Arc::clone(&orders);
                 move || talk(talker, &orders)
             })
             .unwrap();
         Self {
-            name,
+            address,
             orders,
             thread: Some(thread),
         }
@@ -232,7 +232,7 @@ impl Talking {
     pub fn check(&mut self) {
         if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
             let error = self.thread.take().unwrap().join().unwrap().err();
-            panic!("{} gave up: {error:?}", self.name);
+            panic!("{} gave up: {error:?}", self.address);
         }
     }
 
@@ -240,7 +240,7 @@ impl Talking {
     #[track_caller]
     pub fn hear(&mut self, more: u64, within: Duration) {
         let goal = self.received() + more;
-        let what = format!("{} hears {more} letters more", self.name);
+        let what = format!("{} hears {more} letters more", self.address);
         super::until(&what, within, || {
             self.check();
             (self.received() >= goal).then_some(())
@@ -251,7 +251,7 @@ impl Talking {
     #[track_caller]
     pub fn deliver(&mut self, more: u64, within: Duration) {
         let goal = self.delivered() + more;
-        let what = format!("{} delivers {more} letters more", self.name);
+        let what = format!("{} delivers {more} letters more", self.address);
         super::until(&what, within, || {
             self.check();
             (self.delivered() >= goal).then_some(())
@@ -262,7 +262,7 @@ impl Talking {
     #[track_caller]
     pub fn settle(&mut self, within: Duration) {
         self.send(false);
-        let what = format!("every send of {} ends", self.name);
+        let what = format!("every send of {} ends", self.address);
         super::until(&what, within, || {
             self.check();
             (self.orders.outstanding.load(Ordering::SeqCst) == 0).then_some(())
