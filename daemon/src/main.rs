@@ -40,6 +40,12 @@ enum Command {
     },
 }
 
+/// What `ps` and `top` call this process, which was started as `/proc/self/exe`; at most 15 bytes.
+fn name_process(name: &std::ffi::CStr) {
+    // It works as well without.
+    let _ = rustix::thread::set_name(name);
+}
+
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let result = match arguments {
@@ -52,6 +58,7 @@ fn main() -> ExitCode {
             ..
         } => {
             log();
+            name_process(c"portoland-eng");
             portoland::engine::run()
         }
         Arguments {
@@ -59,6 +66,7 @@ fn main() -> ExitCode {
             ..
         } => {
             log();
+            name_process(c"portoland-svc");
             portoland::service::run(&socket)
         }
         Arguments {
