@@ -207,7 +207,16 @@ fn a_thousand_killed_applications_leave_nothing_behind() {
     };
     let mut peer = talk(&cluster, (2, 20), &at_victims, manner);
     peer.send(true);
-    let alone = clients(&node);
+    let pids = {
+        let daemon = cluster.daemon(1);
+        let engines = daemon.engine_pids().unwrap();
+        [vec![daemon.pid()], engines].concat()
+    };
+    // Without victims: ours, and the two of the service.
+    let alone = 3;
+    until("the service is there and nobody else", STEP, || {
+        (clients(&node) == alone).then_some(())
+    });
     let round = |number: u64| {
         let mut victims: Vec<Worker> = (0..TOGETHER)
             .map(|i| {
@@ -237,11 +246,6 @@ fn a_thousand_killed_applications_leave_nothing_behind() {
     for number in 0..4 {
         round(number);
     }
-    let pids = {
-        let daemon = cluster.daemon(1);
-        let engines = daemon.engine_pids().unwrap();
-        [vec![daemon.pid()], engines].concat()
-    };
     let before: Vec<_> = pids.iter().map(|&pid| holdings(pid)).collect();
     let grown = |key: &str| -> Vec<u64> { pids.iter().map(|&p| proc::kilobytes(p, key)).collect() };
     let keys = ["VmSize", "RssAnon", "RssShmem"];
