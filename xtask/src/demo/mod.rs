@@ -6,9 +6,11 @@ mod report;
 mod scenario;
 mod transfer;
 
+use std::fs::{self, File};
+use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use portolan_testbed::Spec;
 
@@ -67,6 +69,41 @@ impl Options {
     }
 }
 
+/// The demo's files, beside the build: their place has room for that too.
+struct Files {
+    directory: PathBuf,
+    /// Held while they are ours.
+    _lock: File,
+}
+
+impl Files {
+    /// An empty directory; what a killed demo left is removed.
+    fn claim() -> Result<Self> {
+        let target = steps::root().join("target");
+        let directory = target.join("demo");
+        let lock = File::create(target.join("demo.lock")).context("demo.lock")?;
+        if lock.try_lock().is_err() {
+            bail!("another demo of this checkout is running");
+        }
+        if directory.exists() {
+            fs::remove_dir_all(&directory).context("files of an earlier demo")?;
+        }
+        fs::create_dir_all(&directory).context("directory of the demo's files")?;
+        Ok(Self {
+            directory,
+            _lock: lock,
+        })
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.directory) {
+            eprintln!("{} cannot be removed: {error}", self.directory.display());
+        }
+    }
+}
+
 /// Shows it; an error unless everything was right.
 pub fn run(options: &Options) -> Result<()> {
     let started = Instant::now();
@@ -77,19 +114,15 @@ pub fn run(options: &Options) -> Result<()> {
     let built = started.elapsed();
     println!("   built in {:.0} s", built.as_secs_f64());
 
-    // The files go beside the build: their place has room for that too.
-    let target = steps::root().join("target");
-    let files = tempfile::Builder::new()
-        .prefix("demo-")
-        .tempdir_in(target)?;
-    let source = transfer::Source::make(files.path(), options.file_bytes())?;
+    let files = Files::claim()?;
+    let source = transfer::Source::make(&files.directory, options.file_bytes())?;
 
     let mut summary = Vec::new();
     for spec in specs {
         let name = format!("MTU {} · {}", spec.mtu, spec.encap);
         report::banner(&name);
         let mut report = Report::default();
-        scenario::run(spec, &source, files.path(), &mut report)?;
+        scenario::run(spec, &source, &files.directory, &mut report)?;
         summary.push((name, report));
     }
 
