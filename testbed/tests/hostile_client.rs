@@ -383,22 +383,28 @@ const DEEDS: &[Deed] = &[
         let _ = rustix::io::write(&p.engine_bell, &(u64::MAX - 1).to_ne_bytes());
         p.ring_engine_anyway();
     }),
-    ("our bell is full and blocking", End::GoesOn, |p| {
-        // Full from this side too, where the kernel allows it. Whoever rings it must not wait for us.
-        let flags = rustix::fs::fcntl_getfl(&p.event_bell).unwrap();
-        let _ = rustix::io::write(&p.event_bell, &(u64::MAX - 1).to_ne_bytes());
-        let blocking = flags - rustix::fs::OFlags::NONBLOCK;
-        rustix::fs::fcntl_setfl(&p.event_bell, blocking).unwrap();
-        p.client.header().waiting.store(1, Ordering::SeqCst);
-        for slot in 4..8 {
-            p.send_arena(slot, PARTNER, 8192, 3000); // too long to come back
-        }
-        let deadline = Instant::now() + Duration::from_millis(200);
-        while p.poll().is_none() && Instant::now() < deadline {
-            std::thread::yield_now();
-        }
-        rustix::fs::fcntl_setfl(&p.event_bell, flags).unwrap();
-    }),
+    (
+        "our bell is rung a thousand times and never answered",
+        End::GoesOn,
+        |p| {
+            // As if asleep; the alarm goes off at once. Whoever rings must not wait for us.
+            let flags = rustix::fs::fcntl_getfl(&p.event_bell).unwrap();
+            let blocking = flags - rustix::fs::OFlags::NONBLOCK;
+            rustix::fs::fcntl_setfl(&p.event_bell, blocking).unwrap();
+            let header = p.engine.header();
+            for at in 1..=1000 {
+                p.client.header().waiting.store(1, Ordering::SeqCst);
+                p.client.header().alarm_at.store(at, Ordering::SeqCst);
+                p.ring_engine();
+                let deadline = Instant::now() + STEP;
+                while header.alarm_fired.load(Ordering::Acquire) != at {
+                    assert!(Instant::now() < deadline, "ring {at} holds the engine");
+                    std::thread::yield_now();
+                }
+            }
+            rustix::fs::fcntl_setfl(&p.event_bell, flags).unwrap();
+        },
+    ),
     // ---- holes ----
     ("a hole where the header was", End::Whatever, |p| {
         p.punch(0, PAGE)
