@@ -90,10 +90,19 @@ fn cut_verdict(frame: &[u8], len: usize) -> WireError {
     }
 }
 
+/// Where a frame is broken: everywhere; in the payload of a jumbo frame here and there.
+fn places(frame: &[u8]) -> Vec<usize> {
+    let step = if frame.len() > 1500 { 37 } else { 1 };
+    let every = frame.len().min(200);
+    (0..every)
+        .chain((every..frame.len()).step_by(step))
+        .collect()
+}
+
 /// Every broken form of a frame, with the reason for which it must be dropped.
 fn broken(frame: &[u8], encap: Encap) -> Vec<(Vec<u8>, &'static str)> {
     let mut all = Vec::new();
-    for at in 0..frame.len() {
+    for at in places(frame) {
         for mask in [0x01, 0x80, 0xff] {
             let mut flipped = frame.to_vec();
             flipped[at] ^= mask;
@@ -112,7 +121,7 @@ fn broken(frame: &[u8], encap: Encap) -> Vec<(Vec<u8>, &'static str)> {
             all.push((flipped, reason));
         }
     }
-    for len in 0..frame.len() {
+    for len in places(frame) {
         let cut = frame[..len].to_vec();
         let reason = verdict(&cut).expect("a broken frame");
         assert_eq!(reason, cut_verdict(frame, len).name(), "cut to {len}");
@@ -191,13 +200,13 @@ fn find(counters: &BTreeMap<String, u64>, name: &str) -> u64 {
 struct Target(RawPort);
 
 impl Target {
-    const BUFFER: u64 = 4096;
+    const BUFFER: u64 = 8192;
 
     fn open(socket: &Path) -> Self {
         let geometry = PortGeometry::new(4, 16, 16 * Self::BUFFER).unwrap();
         let mut port = RawPort::open(socket, Some(TARGET), geometry).unwrap();
         for slot in 0..16 {
-            port.provide(slot, u64::from(slot) * Self::BUFFER, 4096);
+            port.provide(slot, u64::from(slot) * Self::BUFFER, Self::BUFFER as u32);
         }
         Self(port)
     }
@@ -232,7 +241,7 @@ impl Target {
         let at = u64::from(slot) * Self::BUFFER;
         self.0.client.read_arena(at, &mut bytes).unwrap();
         assert!(bytes == message, "other bytes were delivered");
-        self.0.provide(slot, at, 4096);
+        self.0.provide(slot, at, Self::BUFFER as u32);
     }
 }
 
@@ -299,10 +308,11 @@ impl Assault<'_> {
     }
 }
 
-fn every_broken_frame_is_counted_and_dropped(encap: Encap) {
+fn every_broken_frame_is_counted_and_dropped(encap: Encap, mtu: u32) {
     let lab = Lab::builder()
         .name("pthf")
         .nodes(NODES)
+        .mtu(mtu)
         .encap(encap)
         .build()
         .unwrap();
@@ -370,6 +380,24 @@ fn every_broken_frame_is_counted_and_dropped(encap: Encap) {
     let frame = assault.forger.build(&[]);
     assault.send_broken(&frame);
 
+    // A message of 8000 bytes in one frame, which comes in three receive buffers.
+    if mtu > 1500 {
+        let message = text(mtu as usize - 1000, 4);
+        let number = FIRST.wrapping_add(2);
+        assault.forger.count_frame();
+        let eager = Chunk::Eager {
+            stream: STREAM,
+            start: Some(number),
+            number,
+            tag: 4,
+            payload: payload(&message),
+        };
+        let frame = assault.forger.build(&[(eager, &message)]);
+        assault.send_broken(&frame);
+        assault.forger.send(&frame);
+        assault.target.assert_receives(&message, 4);
+    }
+
     assault.target.assert_nothing();
     bystander.assert_goes_on();
     watch.assert_unharmed();
@@ -381,17 +409,23 @@ fn every_broken_frame_is_counted_and_dropped(encap: Encap) {
 
 #[test]
 fn every_broken_frame_is_counted_and_dropped_over_udp4() {
-    every_broken_frame_is_counted_and_dropped(Encap::Udp4);
+    every_broken_frame_is_counted_and_dropped(Encap::Udp4, 1500);
 }
 
 #[test]
 fn every_broken_frame_is_counted_and_dropped_over_udp6() {
-    every_broken_frame_is_counted_and_dropped(Encap::Udp6);
+    every_broken_frame_is_counted_and_dropped(Encap::Udp6, 1500);
 }
 
 #[test]
 fn every_broken_frame_is_counted_and_dropped_over_ethernet() {
-    every_broken_frame_is_counted_and_dropped(Encap::Ethernet);
+    every_broken_frame_is_counted_and_dropped(Encap::Ethernet, 1500);
+}
+
+#[test]
+fn every_broken_jumbo_frame_is_counted_and_dropped() {
+    every_broken_frame_is_counted_and_dropped(Encap::Udp4, 9000);
+    every_broken_frame_is_counted_and_dropped(Encap::Ethernet, 9000);
 }
 
 // Whole Ethernet frames cut off anywhere, though the IP and UDP headers still promise all of it. Expect: nothing delivered, the

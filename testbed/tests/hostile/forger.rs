@@ -77,7 +77,7 @@ impl Forger {
 
     /// A frame of these chunks, each with its payload, as a correct peer would send it.
     pub fn build(&self, chunks: &[(Chunk<'_>, &[u8])]) -> Vec<u8> {
-        let mut bytes = vec![0; 1400];
+        let mut bytes = vec![0; usize::from(self.theirs.max_frame.max(576))];
         let mut writer = FrameWriter::new(&mut bytes);
         for (chunk, _) in chunks {
             writer.push(chunk).unwrap();
@@ -143,7 +143,7 @@ impl Forger {
     /// frames there were.
     pub fn pump(&mut self) -> usize {
         let mut frames = 0;
-        let mut buffer = vec![0; 2048];
+        let mut buffer = vec![0; 16 * 1024];
         while let Some(len) = self.way.receive(&mut buffer) {
             frames += 1;
             let segments = [&buffer[..len]];
