@@ -9,10 +9,12 @@
 )]
 
 pub mod control;
+pub mod deeds;
 pub mod forger;
 pub mod neighbour;
 pub mod random;
 pub mod raw_port;
+pub mod scene;
 pub mod watch;
 
 use std::time::Duration;
