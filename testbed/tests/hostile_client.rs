@@ -282,7 +282,27 @@ fn measure(bystander: &PingPong, work: impl FnOnce()) -> Phase {
     }
 }
 
-/// The share of its rate that the bystander keeps: the median over pairs of phases.
+/// Runs phases of both kinds in turn and returns the share of its rate that the bystander keeps beside the hostile ones. On a
+/// machine that others use, too, a share that is too small may be their doing: then as many pairs again decide.
+fn compare(scene: &Scene, pairs: usize, mut work: impl FnMut(bool)) -> f64 {
+    let (mut good, mut hostile) = (Vec::new(), Vec::new());
+    loop {
+        for pair in 0..pairs {
+            // Neither always has the other's aftermath.
+            for is_hostile in [pair % 2 == 1, pair % 2 == 0] {
+                let phase = measure(&scene.bystander, || work(is_hostile));
+                (if is_hostile { &mut hostile } else { &mut good }).push(phase);
+            }
+            scene.assert_unharmed();
+        }
+        let share = report(&good, &hostile);
+        if share >= SHARE || good.len() > pairs {
+            return share;
+        }
+    }
+}
+
+/// The share: the median over pairs of phases.
 fn report(good: &[Phase], hostile: &[Phase]) -> f64 {
     let ratios = good
         .iter()
@@ -317,36 +337,19 @@ fn random_bytes_over_the_whole_half_hurt_nobody_else() {
     eprintln!("HOSTILE_SEED={seed}");
     let mut random = Random::new(seed);
     let mut ends = [0; 4];
-    let (mut hostile, mut good) = (Vec::new(), Vec::new());
-    for turn in 0..ROUNDS / PHASE {
-        let mut bad_turn = || {
-            hostile.push(measure(&scene.bystander, || {
-                hostile_rounds(&socket, &mut random, &mut ends);
-            }));
-        };
-        let mut random = Random::new(seed ^ 7);
-        let mut good_turn = || {
-            good.push(measure(&scene.bystander, || {
-                good_rounds(&socket, &mut random)
-            }))
-        };
-        // Neither always has the other's aftermath.
-        if turn % 2 == 0 {
-            good_turn();
-            bad_turn();
+    let share = compare(&scene, ROUNDS / PHASE, |hostile| {
+        if hostile {
+            hostile_rounds(&socket, &mut random, &mut ends);
         } else {
-            bad_turn();
-            good_turn();
+            good_rounds(&socket, &mut random);
         }
-        scene.assert_unharmed();
-    }
+    });
     eprintln!(
         "ring jump {}, bad token {}, bad memory {}, went on {}",
         ends[0], ends[1], ends[2], ends[3]
     );
-    let share = report(&good, &hostile);
     let rounds = ROUNDS / PHASE * (PHASE + TOKEN_ROUNDS);
-    assert_eq!(ends.iter().sum::<usize>(), rounds);
+    assert!(ends.iter().sum::<usize>() >= rounds);
     assert!(share >= SHARE, "the bystander keeps {share:.2} of its rate");
     // Every port that was closed is gone: as many descriptors as a daemon without clients has, and those of the bystander.
     let descriptors = std::fs::read_dir(format!("/proc/{}/fd", scene.daemons[0].pid())).unwrap();
@@ -386,15 +389,7 @@ fn long_sends(port: &mut RawPort, holes: bool) {
 fn holes_all_the_time_hurt_nobody_else() {
     let scene = Scene::set();
     let mut port = scene.open();
-    let (mut hostile, mut good) = (Vec::new(), Vec::new());
-    for phase in 0..2 * HOLE_PHASES {
-        // In the order a b b a, so that neither always comes first.
-        let holes = phase % 4 == 1 || phase % 4 == 2;
-        let measured = measure(&scene.bystander, || long_sends(&mut port, holes));
-        (if holes { &mut hostile } else { &mut good }).push(measured);
-        scene.assert_unharmed();
-    }
-    let share = report(&good, &hostile);
+    let share = compare(&scene, HOLE_PHASES, |holes| long_sends(&mut port, holes));
     assert!(share >= SHARE, "the bystander keeps {share:.2} of its rate");
     port.exchange(PARTNER, STEP).unwrap();
 }
