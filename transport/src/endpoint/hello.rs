@@ -320,7 +320,10 @@ impl Endpoint {
         let Some(entry) = self.peers.get_mut(slot) else {
             return Err(FrameError::NotAssociated);
         };
-        if !entry.hello_outstanding || hello.echo != self.config.incarnation {
+        if !entry.hello_outstanding {
+            return Ok(()); // a second answer
+        }
+        if hello.echo != self.config.incarnation {
             return Err(FrameError::NotAssociated);
         }
         if entry.is_retired(hello.incarnation) {

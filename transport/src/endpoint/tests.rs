@@ -212,6 +212,8 @@ struct Pair {
     corrupt: u64,
     /// Longer frames are swallowed.
     longest: usize,
+    /// Every frame sent, and to whom, for later.
+    log: Vec<(usize, Vec<u8>)>,
     next_slot: u32,
     frame: u16,
 }
@@ -260,6 +262,7 @@ impl Pair {
             late: 0,
             corrupt: 0,
             longest: usize::MAX,
+            log: Vec::new(),
             next_slot: 0,
             frame,
         }
@@ -316,6 +319,7 @@ impl Pair {
                 };
                 let mut bytes = frame[..transmit.len].to_vec();
                 let to = usize::from(transmit.peer.node.0 - 1);
+                self.log.push((to, bytes.clone()));
                 let dice = self.dice() % 1000;
                 if dice < self.loss || bytes.len() > self.longest {
                     continue;
@@ -500,6 +504,7 @@ fn tries(default: u64) -> u64 {
 
 const SECOND: Nanos = 1_000_000_000;
 
+mod ghosts;
 mod shares;
 mod statuses;
 
