@@ -3,6 +3,8 @@
 mod harness;
 
 use harness::*;
+use portolan_transport::host::Reason::*;
+use portolan_transport::host::SendStatus::*;
 use portolan_transport::ident::{Peer, PortId, Priority};
 use portolan_transport::policy::Policy;
 
@@ -24,6 +26,22 @@ fn cluster(seed: u64, policy: Policy) -> (Net, u16) {
         }
     }
     (net, nodes)
+}
+
+/// Nothing worse happened than deadlines, cancels and what the application dropped after them: nobody may say *maybe*.
+fn all_definite(net: &Net) {
+    let book = net.book.borrow();
+    for id in 0..book.len() as u64 {
+        let status = book.status(id);
+        assert!(
+            matches!(
+                status,
+                Some(Delivered | NotDelivered(Deadline | Cancelled | Dropped))
+            ),
+            "{:?}",
+            book.message(id)
+        );
+    }
 }
 
 /// One random send between any two ports of the cluster.
@@ -73,6 +91,7 @@ fn loss() {
             net.run_for(time);
         }
         net.settle(120 * SECOND);
+        all_definite(&net);
     });
 }
 
@@ -89,6 +108,7 @@ fn wild_network() {
             net.run_for(time);
         }
         net.settle(120 * SECOND);
+        all_definite(&net);
     });
 }
 
@@ -115,6 +135,7 @@ fn engine_deaths() {
             net.run_for(time);
         }
         net.settle(120 * SECOND);
+        all_definite(&net);
     });
 }
 
@@ -155,7 +176,7 @@ fn everything() {
         if rng.chance(500) {
             net.faults = Faults::wild();
         }
-        for _ in 0..60 {
+        for _ in 0..150 {
             let open = |net: &mut Net, id: u16, port: u16| {
                 let owner = net.owner(node(id), PortId(port));
                 net.host(owner).max_len(PortId(port)).is_some()
@@ -184,9 +205,15 @@ fn everything() {
                     }
                     if open(&mut net, one.0, one.1) {
                         let priority = *rng.pick(&[Priority::Low, Priority::High]);
-                        let len = *rng.pick(&[0, 10, 1000, 5000, 100_000]);
-                        let deadline = net.now + 100 * MS + rng.below(SECOND);
-                        net.send_with(one, other, priority, len, deadline);
+                        for _ in 0..*rng.pick(&[1, 1, 3, 40]) {
+                            let len = *rng.pick(&[0, 10, 1000, 5000, 100_000, MIB + 1]);
+                            let patience = *rng.pick(&[MS, 10 * MS, 100 * MS, SECOND]);
+                            let deadline = net.now + rng.below(patience);
+                            let (_, send) = net.send_with(one, other, priority, len, deadline);
+                            if rng.chance(50) {
+                                net.cancel(node(one.0), send);
+                            }
+                        }
                     }
                 }
             }
