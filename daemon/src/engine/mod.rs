@@ -26,8 +26,6 @@ mod buffers;
 mod commit;
 mod control;
 pub mod counters;
-#[cfg(test)]
-mod crash_tests;
 pub mod crossing;
 mod encap;
 mod host;
@@ -38,6 +36,8 @@ mod restore;
 mod routes;
 mod sandbox;
 mod serve;
+#[cfg(test)]
+mod tests;
 mod wait;
 
 use std::os::fd::OwnedFd;
