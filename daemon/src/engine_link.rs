@@ -172,7 +172,7 @@ pub struct PeerReport {
     pub queue: u8,
     /// Name it gave in HELLO; empty before.
     pub name: String,
-    /// `unresolved`, `connecting`, `up`, `unreachable` or `incompatible`.
+    /// `unresolved`, `idle` (nothing asked of it, or given up as unreachable), `connecting`, `up` or `incompatible`.
     pub state: String,
     /// Smoothed round trip time, nanoseconds; 0 before the first.
     pub rtt_ns: u64,
