@@ -236,18 +236,28 @@ fn every_way_of_waiting_works() {
     }
 }
 
-#[test]
-fn engines_killed_under_load_lose_and_double_nothing() {
-    let lab = Lab::builder().build().unwrap();
+/// Kills engines, one after the other, while messages go over every flow.
+fn kill_engines(queues: u16, mtu: u32, numbers: &[u16], messages: usize) {
+    let lab = Lab::builder().queues(queues).mtu(mtu).build().unwrap();
     let daemons = daemons(&lab, "");
-    let mut ports = [port(&lab, 1, 5), port(&lab, 2, 5)];
-    let sizes: Vec<usize> = sizes().into_iter().cycle().take(300).collect();
+    let mut ports: Vec<Port> = (1..=2)
+        .flat_map(|node| numbers.iter().map(move |number| (node, *number)))
+        .map(|(node, number)| port(&lab, node, number))
+        .collect();
+    let all = 0..ports.len();
+    let flows: Vec<(usize, usize)> = all
+        .clone()
+        .flat_map(|a| all.clone().map(move |b| (a, b)))
+        .collect();
+    let sizes: Vec<usize> = sizes().into_iter().cycle().take(messages).collect();
+    let every = flows.len() * messages / 12;
     let mut kills = 0;
-    exchange(&mut ports, &[(0, 1), (1, 0)], &sizes, |arrived| {
-        if arrived % 60 == 0 {
-            // Between two engines there is none to kill.
-            if let Some(pid) = daemons[kills % 2].engine_pids().unwrap().first().copied() {
-                kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+    exchange(&mut ports, &flows, &sizes, |arrived| {
+        if arrived % every == 0 {
+            let pids = daemons[kills % 2].engine_pids().unwrap();
+            // Between two engines of a queue there is none to kill.
+            if let Some(pid) = pids.get(kills / 2 % pids.len().max(1)) {
+                kill_process(Pid::from_raw(*pid).unwrap(), Signal::KILL).unwrap();
                 kills += 1;
             }
         }
@@ -255,6 +265,16 @@ fn engines_killed_under_load_lose_and_double_nothing() {
     assert!(kills >= 5, "only {kills} engines were killed");
     let recovered: u32 = ports.iter().map(Port::faults_recovered).sum();
     assert!(recovered > 0);
+}
+
+#[test]
+fn engines_killed_under_load_lose_and_double_nothing() {
+    kill_engines(1, 1500, &[5], 100);
+}
+
+#[test]
+fn engines_of_several_queues_killed_under_load_lose_and_double_nothing() {
+    kill_engines(2, 9000, &[4, 5], 40);
 }
 
 /// The port of the application that is killed.
