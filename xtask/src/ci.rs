@@ -26,8 +26,10 @@ pub fn run() -> Result<()> {
     let clippy = "clippy --workspace --all-targets -- -D warnings";
     steps.run("lints", cargo(clippy), build::BUILD)?;
     steps.check("tidy", "cargo xtask tidy", tidy::run)?;
-    let mut documentation = cargo("doc --no-deps --workspace --lib");
-    documentation.env("RUSTDOCFLAGS", "-D warnings");
+    // For those who read the source: private items too, and links to them.
+    let mut documentation = cargo("doc --no-deps --workspace --lib --document-private-items");
+    let flags = "-D warnings -A rustdoc::private-intra-doc-links";
+    documentation.env("RUSTDOCFLAGS", flags);
     steps.run("documentation", documentation, build::BUILD)?;
     if steps.run("models of the rings", models(""), MODELS)? {
         let repeat =

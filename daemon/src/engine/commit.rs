@@ -223,7 +223,7 @@ pub(super) fn complete(
     settle(ledger, port);
 }
 
-/// Takes a checked receive token. The provide ring's consumer follows once per batch ([`Port::release_provided`]); a successor that
+/// Takes a checked receive token. The provide ring's consumer follows once per batch ([`Port::take_provided`]); a successor that
 /// finds the entry again sees from this fact that it was taken.
 pub(super) fn take_receive(ledger: Ledger<'_>, port: u16, slot: u32, generation: u32) {
     if let Some(fact) = ledger.receives(port).get(slot as usize) {

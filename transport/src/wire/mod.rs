@@ -1,6 +1,6 @@
 //! What travels in a frame: one [`FrameHeader`], then chunk headers, then the chunks' payloads, in order.
 //!
-//! The layout is `docs/spec/wire.md`. [`parse`] checks everything it can before anything is believed: after it returned `Ok` no
+//! The layout is `docs/spec/wire.md`. [`parse()`] checks everything it can before anything is believed: after it returned `Ok` no
 //! accessor panics and every chunk is well formed. [`FrameWriter`] is its inverse. Payload is checked by whoever copies it.
 
 pub mod chunk;
