@@ -32,6 +32,9 @@ use crate::wire::chunk::Range;
 
 /// Ranges to send again, over all messages of a stream; what does not fit is asked for again.
 const RESEND_MAX: usize = 64;
+/// Numbers of a stream that may be unsettled at once. Sends that end before they are transmitted give their tokens back and leave
+/// their numbers owed, so tokens alone do not bound the queue of a stream that is held up.
+pub(super) const UNSETTLED_MAX: usize = 1024;
 /// DROP-CONFIRMs that wait.
 const CONFIRMS_MAX: usize = 16;
 

@@ -11,7 +11,7 @@
 //!
 //! Rejected: holding sends unaccepted until HELLO is done (one stream to a dead peer would hold the whole ring).
 
-use super::send_stream::{Message, MessageState, SendStream, pauses};
+use super::send_stream::{Message, MessageState, SendStream, UNSETTLED_MAX, pauses};
 use super::slab::NONE;
 use super::timers::Owner;
 use super::{Endpoint, PeerState};
@@ -52,6 +52,10 @@ impl Endpoint {
         let Some(record) = stream.record.filter(|_| !stream.closing) else {
             return Err(Reason::NoResources);
         };
+        if stream.queue.len() >= UNSETTLED_MAX {
+            self.counters.tables_full += 1;
+            return Err(Reason::NoResources);
+        }
         host.accept(send, record, stream.epoch, stream.next());
         stream.queue.push_back(Message::new(*send));
         stream.deadline = stream.deadline.min(send.deadline);

@@ -229,3 +229,47 @@ fn jumbo_frames_are_proved_first() {
     assert!(pair.sides[0].endpoint.peers().all(|p| p.max_frame == 1472));
     assert_eq!(pair.sides[0].endpoint.counters().retransmits, 0);
 }
+
+#[test]
+fn sends_that_end_before_they_leave_do_not_pile_up() {
+    let mut pair = Pair::new(1472);
+    pair.sides[1].host.tokens.clear();
+    pair.send(0, 2, 100, Nanos::MAX); // holds the stream up
+    pair.run_until(20 * LATENCY, |_| false);
+    let refused = (0..5_000).find(|i| {
+        let id = SendId {
+            port: PortId(5),
+            slot: 1_000 + i,
+            generation: 1,
+        };
+        let request = SendRequest {
+            id,
+            stream: key(2),
+            len: 0,
+            tag: u64::from(id.slot),
+            deadline: pair.now + 1,
+        };
+        let (now, side) = (pair.now, &mut pair.sides[0]);
+        let refused = side.endpoint.submit(now, &request, &mut side.host);
+        pair.now += 2;
+        let (now, side) = (pair.now, &mut pair.sides[0]);
+        side.endpoint.handle_timeout(now, &mut side.host);
+        refused == Err(Reason::NoResources)
+    });
+    assert!(refused.is_some_and(|i| i > 300), "{refused:?}");
+    // The receiver has buffers again. Expect: the numbers that are owed go, and so does what is sent next.
+    pair.provide(1, 10);
+    assert!(pair.run_until(SECOND, Pair::all_settled));
+    pair.resume(0, 2);
+    assert!(pair.run_until(2 * SECOND, |pair| {
+        pair.sides[0]
+            .endpoint
+            .send
+            .iter()
+            .all(|(_, s)| s.queue.is_empty())
+    }));
+    let slot = pair.send(0, 2, 100, Nanos::MAX);
+    assert!(pair.run_until(SECOND, Pair::all_settled));
+    let statuses = &pair.sides[0].host.completed;
+    assert!(statuses.contains(&(slot, SendStatus::Delivered)));
+}
