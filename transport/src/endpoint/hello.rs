@@ -420,7 +420,8 @@ impl Endpoint {
         let Some(entry) = self.peers.get_mut(slot) else {
             return Err(FrameError::NotAssociated);
         };
-        entry.learn_credit(header.sent_buffers, header.credit_limit);
+        let eager = self.config.policy.eager_buffers;
+        entry.learn_credit(header.sent_buffers, header.credit_limit, eager);
         entry.last_heard = now;
         entry.waiting_since = None;
         let back = entry.state == PeerState::Idle && entry.greeted;
@@ -429,6 +430,9 @@ impl Endpoint {
             // Silent for too long, and here it is again; both incarnations still fit.
             entry.state = PeerState::Up;
             self.peer_up(now, slot, host);
+        } else if entry.state == PeerState::Idle {
+            // A restored engine gave the peer up before it ever heard it. Answers need an association.
+            self.connect(now, slot);
         }
         for (priority, empty) in [Priority::Low, Priority::High].into_iter().zip(waiting) {
             if !empty {

@@ -235,12 +235,15 @@ impl PeerEntry {
         left.max(0) as u32
     }
 
-    /// What a header of theirs says about credit. Absurd jumps are ignored: a window is never larger than `i32::MAX`.
-    pub(super) fn learn_credit(&mut self, sent_buffers: u32, credit_limit: u32) {
+    /// What a header of theirs says about credit. A limit is never further than `eager` beyond what we sent: one that is comes from an
+    /// engine that has not heard of us yet, or is absurd.
+    pub(super) fn learn_credit(&mut self, sent_buffers: u32, credit_limit: u32, eager: u32) {
         if (sent_buffers.wrapping_sub(self.seen_buffers) as i32) > 0 {
             self.seen_buffers = sent_buffers;
         }
-        if (credit_limit.wrapping_sub(self.credit_limit) as i32) > 0 {
+        if (credit_limit.wrapping_sub(self.credit_limit) as i32) > 0
+            && credit_limit.wrapping_sub(self.sent_buffers) <= eager
+        {
             self.credit_limit = credit_limit;
         }
     }
