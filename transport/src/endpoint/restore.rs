@@ -9,6 +9,9 @@
 //! Receiving streams start at their base; whatever was half placed comes again. HELLO goes to every peer at once (the higher engine
 //! epoch in its header already voids what is volatile there), RESUME with the committed base as soon as it is answered.
 //!
+//! A stream with nothing outstanding goes on under a new epoch. Its predecessor may have told sends as MaybeDelivered (its port
+//! closed, the peer was unreachable) and meant to reopen; what the receiver half placed of them would hold the old epoch up for ever.
+//!
 //! Two records of one stream: the predecessor died while it reopened; the later epoch holds. An accepted send without a record:
 //! it died while reopening with a full table; a new record is opened, which is safe since reopening proves that nothing was
 //! delivered.
@@ -16,7 +19,7 @@
 use alloc::vec::Vec;
 
 use super::receive_stream::ReceiveStream;
-use super::send_stream::{Message, MessageState, SendStream};
+use super::send_stream::{Message, MessageState, SendStream, UNSETTLED_MAX};
 use super::slab::NONE;
 use super::timers::Owner;
 use super::{Config, Endpoint};
@@ -24,9 +27,6 @@ use crate::host::{
     Durable, Host, Reason, RestoredReceiveStream, RestoredSend, RestoredSendStream, SendStatus,
 };
 use crate::ident::{Nanos, Peer, RecordId, SendId, StreamKey, serial_lt};
-
-/// More numbers than that between a send and its stream's next number is no gap but a damaged ledger.
-const GAP_MAX: usize = 1 << 20;
 
 /// What a restore found that belongs to nothing; dealt with at the first call that brings a host.
 #[derive(Clone, Debug, Default)]
@@ -107,6 +107,7 @@ impl Endpoint {
         let mut stream = SendStream::new(key, durable.epoch, durable.next);
         stream.record = Some(durable.record);
         stream.incarnation = durable.incarnation;
+        stream.reopen = true; // unless there are sends
         stream.idle_at =
             now.saturating_add(Nanos::from(self.config.policy.stream_idle_ms) * 1_000_000);
         let slot = match known {
@@ -148,7 +149,7 @@ impl Endpoint {
         let oldest = sends
             .iter()
             .map(|send| back(send))
-            .filter(|&back| back <= GAP_MAX)
+            .filter(|&back| back <= UNSETTLED_MAX) // more is no gap but a damaged ledger
             .max();
         let Some(count) = oldest else { return };
         let base = next.wrapping_sub(count as u32);
@@ -157,6 +158,7 @@ impl Endpoint {
         gap.state = MessageState::Hole;
         stream.queue.extend(core::iter::repeat_n(gap, count));
         (stream.base, stream.cursor, stream.high) = (base, base, next);
+        stream.reopen = stream.record.is_none();
         for send in sends {
             let index = send.number.wrapping_sub(base) as usize;
             match stream.queue.get_mut(index) {

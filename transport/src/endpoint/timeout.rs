@@ -9,7 +9,7 @@
 
 use super::Endpoint;
 use super::PeerState;
-use super::send_stream::MessageState;
+use super::send_stream::{Message, MessageState};
 use super::timers::Owner;
 use crate::host::{Host, Reason};
 use crate::ident::{Nanos, Priority};
@@ -88,7 +88,15 @@ impl Endpoint {
             if stream.queue.is_empty() && stream.idle_at <= now {
                 return self.remove_send_stream(slot, host);
             }
-            self.timers.arm(Owner::Send(slot), stream.next_wake());
+            // A restored stream to a node that is not there any more: nobody will ever say what became of what was sent.
+            let waits = |m: &Message| m.state == MessageState::Live;
+            let gone = !self.nodes.contains_key(&stream.key.node);
+            if gone && !stream.queue.is_empty() && !stream.queue.iter().any(waits) {
+                self.fail_stream(now, slot, Reason::NoRoute, host);
+            }
+            if let Some(stream) = self.send.get(slot) {
+                self.timers.arm(Owner::Send(slot), stream.next_wake());
+            }
             return;
         };
         let up = entry.is_up();

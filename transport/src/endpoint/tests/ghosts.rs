@@ -80,3 +80,85 @@ fn a_superseded_incarnation_never_comes_back() {
     assert!(pair.run_until(SECOND, Pair::all_settled));
     assert_eq!(pair.statuses(0)[slot as usize], SendStatus::Delivered);
 }
+
+#[test]
+fn what_a_dead_application_left_unsent_holds_nobody_up() {
+    let mut pair = Pair::new(1472);
+    pair.send(0, 2, 10, Nanos::MAX);
+    assert!(pair.run_until(SECOND, Pair::all_settled));
+    pair.sides[1].host.tokens.clear();
+    let left: Vec<u32> = (0..200)
+        .map(|_| pair.send(0, 2, 3_000, Nanos::MAX))
+        .collect();
+    pair.run_until(20 * LATENCY, |_| false);
+    // Application and engine die together; another application opens the port at once, another engine takes over.
+    let died = SendStatus::MaybeDelivered(Reason::PortClosed);
+    pair.sides[0]
+        .host
+        .completed
+        .extend(left.into_iter().map(|slot| (slot, died)));
+    pair.take_over(0);
+    pair.provide(1, 10);
+    let next = pair.send(0, 2, 100, Nanos::MAX);
+    assert!(pair.run_until(SECOND / 10, Pair::all_settled), "held up");
+    assert_eq!(pair.statuses(0)[next as usize], SendStatus::Delivered);
+    pair.check_deliveries();
+}
+
+#[test]
+fn a_node_that_is_gone_when_an_engine_takes_over_costs_its_sends_only() {
+    let mut pair = Pair::new(1472);
+    pair.loss = 1000;
+    let deadline = pair.now + SECOND;
+    let slot = pair.send(0, 2, 100, deadline);
+    pair.run_until(20 * LATENCY, |_| false);
+    let durable = pair.sides[0].host.durable();
+    let mut config = pair.sides[0].endpoint.config().clone();
+    config.engine_epoch += 1;
+    // No `set_node`: it was removed, or its address is unknown since.
+    pair.sides[0].endpoint = Endpoint::restore(config, pair.now, &durable);
+    assert!(pair.run_until(2 * SECOND, Pair::all_settled));
+    let maybe = SendStatus::MaybeDelivered(Reason::Deadline);
+    assert_eq!(pair.statuses(0)[slot as usize], maybe);
+    let empty = |pair: &Pair| pair.sides[0].host.sending.is_empty();
+    assert!(pair.run_until(130 * SECOND, empty), "its record is kept");
+}
+
+#[test]
+fn a_peer_that_comes_back_to_a_new_engine_is_answered() {
+    let mut pair = Pair::new(1472);
+    pair.send(0, 2, 100, Nanos::MAX);
+    assert!(pair.run_until(SECOND, Pair::all_settled));
+    // The link is cut; an engine dies meanwhile, and its successor gives up.
+    pair.loss = 1000;
+    pair.take_over(1);
+    let idle = |pair: &Pair| {
+        pair.sides[1]
+            .endpoint
+            .peers()
+            .all(|p| p.state == PeerState::Idle)
+    };
+    assert!(pair.run_until(10 * SECOND, idle));
+    pair.loss = 0;
+    let slot = pair.send(0, 2, 100, Nanos::MAX);
+    assert!(pair.run_until(SECOND, Pair::all_settled));
+    assert_eq!(pair.statuses(0)[slot as usize], SendStatus::Delivered);
+    pair.check_deliveries();
+}
+
+#[test]
+fn a_limit_of_an_engine_that_has_heard_nothing_yet_is_no_credit() {
+    let id = Peer {
+        node: NodeId(2),
+        queue: 0,
+    };
+    let mut entry = PeerEntry::new(id, 0);
+    // So much was sent to its predecessor that the serial comparison turns round.
+    entry.sent_buffers = 0x9000_0000;
+    let eager = Policy::default().eager_buffers;
+    entry.void_volatile(&Policy::default(), 0);
+    entry.learn_credit(0, eager, eager);
+    assert_eq!(entry.credit(), eager);
+    entry.learn_credit(0, entry.sent_buffers + eager, eager);
+    assert_eq!(entry.credit(), eager);
+}
