@@ -164,17 +164,31 @@ fn all_send_to_all(nodes: &[u16]) {
     let delivered = shares(|c| c.delivered);
     let received = shares(|c| c.received);
     let total: u64 = delivered.iter().sum();
+    assert!(total > 1000, "{delivered:?}");
     println!(
-        "{} ports on {} node(s): {:.0} messages/s; Jain of sends {:.4}, of receives {:.4}",
+        "{} ports on {} node(s): {:.0} messages/s",
         everybody.len(),
         nodes.len(),
         total as f64 / MEASURED.as_secs_f64(),
-        jain(&delivered),
-        jain(&received)
     );
-    assert!(total > 1000, "{delivered:?}");
-    assert!(jain(&delivered) >= FAIR, "{delivered:?}");
-    assert!(jain(&received) >= FAIR, "{received:?}");
+    // Among the ports of a node: two nodes on one machine also share its cores, which is none of our doing.
+    let ports = usize::from(APPLICATIONS * PORTS_EACH);
+    for (what, shares) in [("sent", &delivered), ("received", &received)] {
+        for (node, shares) in nodes.iter().zip(shares.chunks(ports)) {
+            assert_fair(&format!("{what} by node {node}"), shares);
+        }
+    }
+    // Among all of them for what takes the wire.
+    if nodes.len() > 1 {
+        let across: Vec<u64> = books.iter().map(Books::delivered_across).collect();
+        assert_fair("sent across", &across);
+    }
+}
+
+fn assert_fair(what: &str, shares: &[u64]) {
+    let index = jain(shares);
+    println!("  {what}: Jain {index:.4}");
+    assert!(index >= FAIR, "{what}: {shares:?}");
 }
 
 #[test]

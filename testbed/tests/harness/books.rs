@@ -112,6 +112,12 @@ impl Books {
         self.outboxes.iter().map(|(_, o)| o.delivered).sum()
     }
 
+    /// Delivered to ports of other nodes.
+    pub fn delivered_across(&self) -> u64 {
+        let across = self.outboxes.iter().filter(|(to, _)| to.0 != self.node);
+        across.map(|(_, o)| o.delivered).sum()
+    }
+
     pub fn received(&self) -> u64 {
         self.inboxes.iter().map(|(_, i)| i.count).sum()
     }

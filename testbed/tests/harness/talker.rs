@@ -327,6 +327,8 @@ fn talk(mut talker: Talker, orders: &Orders) -> Result<Talker> {
         orders
             .outstanding
             .store(talker.outstanding(), Ordering::SeqCst);
+        // Many talkers share two cores: nobody shall have more because the scheduler lets it stay.
+        std::thread::yield_now();
         if leave && handled == 0 {
             return Ok(talker);
         }
