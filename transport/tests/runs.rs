@@ -112,6 +112,37 @@ fn wild_network() {
     });
 }
 
+// The frames a path carries grow and shrink in the middle of bursts, and answers come late: a message that was long goes out again as
+// a short one, and the other way round. Expect: everything arrives.
+#[test]
+fn paths_that_change() {
+    seeds("runs", "paths_that_change", 20, |seed| {
+        let (mut net, nodes) = cluster(seed, Policy::default());
+        let mut rng = Rng::new(seed);
+        net.faults = Faults {
+            late_by: 5 * MS,
+            ..Faults::wild()
+        };
+        for _ in 0..20 {
+            let (from, to) = (
+                1 + rng.below(u64::from(nodes)) as u16,
+                1 + rng.below(u64::from(nodes)) as u16,
+            );
+            let longest = u64::from(net.max_frame);
+            for _ in 0..rng.below(40) {
+                net.send((from, 1), (to, 2), rng.below(longest) as u32);
+            }
+            for _ in 0..rng.below(6) {
+                net.path_to(node(to), *rng.pick(&[576, net.max_frame]));
+                let time = rng.below(2 * MS);
+                net.run_for(time);
+            }
+        }
+        net.settle(120 * SECOND);
+        all_definite(&net);
+    });
+}
+
 // Engines die at any of their stores, and between them. Expect: what has no deadline, was not cancelled and met no closed port is
 // delivered, once.
 #[test]

@@ -208,9 +208,14 @@ impl Endpoint {
         let Some(message) = stream.queue.get_mut(index) else {
             return;
         };
-        if !message.long || message.state != MessageState::Live || granted > message.request.len {
+        if message.state != MessageState::Live || granted > message.request.len {
             self.counters.protocol_violations += u64::from(granted > message.request.len);
             return;
+        }
+        if !message.long {
+            // The receiver holds it as a long message, from when it did not fit a frame; since then it went out again as a short
+            // one, which the receiver took for a copy. It goes on as a long one.
+            (message.long, message.granted, message.sent) = (true, 0, 0);
         }
         message.granted = message.granted.max(granted);
         let sent = message.sent;

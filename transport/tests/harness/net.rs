@@ -344,6 +344,15 @@ impl Net {
 
     // ---- what goes wrong ----
 
+    /// Frames to a node may be this long from now on, as far as its peers know.
+    pub fn path_to(&mut self, id: NodeId, max_frame: u16) {
+        for peer in self.peers() {
+            self.with(peer, |now, endpoint, _| {
+                endpoint.set_node(now, id, max_frame);
+            });
+        }
+    }
+
     /// Cuts or mends the link between two nodes, both ways.
     pub fn link(&mut self, a: NodeId, b: NodeId, up: bool) {
         for pair in [(a, b), (b, a)] {
