@@ -152,6 +152,8 @@ fn engine_deaths() {
         let mut rng = Rng::new(seed);
         if rng.chance(500) {
             net.faults = Faults::wild();
+            // So late that a frame may meet the engine's successor.
+            net.faults.late_by = *rng.pick(&[300 * US, 5 * MS]);
         }
         for _ in 0..60 {
             random_send(&mut net, &mut rng, nodes);
@@ -204,8 +206,15 @@ fn everything() {
         };
         let (mut net, nodes) = cluster(seed, policy);
         let mut rng = Rng::new(seed);
+        if rng.chance(200) {
+            for peer in net.peers() {
+                net.host(peer).max_records = 1 + rng.below(6) as usize;
+            }
+        }
         if rng.chance(500) {
             net.faults = Faults::wild();
+            // So late that a frame may meet the engine's successor.
+            net.faults.late_by = *rng.pick(&[300 * US, 5 * MS]);
         }
         for _ in 0..150 {
             let open = |net: &mut Net, id: u16, port: u16| {
