@@ -71,6 +71,7 @@ fn stale_incarnation() {
     let mut net = pair();
     net.record(true);
     net.send_many((1, 1), (2, 2), 5_000, 5);
+    net.send_many((2, 2), (1, 1), 500, 5);
     net.settle(SECOND);
     let old = net.record(false);
     net.boot(node(2), 1);
@@ -109,6 +110,50 @@ fn replay() {
     }
     net.run_for(SECOND);
     all_delivered(&net);
+    net.send((1, 1), (2, 2), 10);
+    net.settle(SECOND);
+    all_delivered(&net);
+}
+
+// The same after the streams were closed and forgotten. Expect: refused, not opened again.
+#[test]
+fn replay_after_close() {
+    let mut net = pair();
+    net.record(true);
+    net.send((1, 1), (2, 2), 10);
+    net.send((2, 2), (1, 1), 5_000);
+    net.settle(SECOND);
+    let old = net.record(false);
+    let idle = u64::from(net.policy.stream_idle_ms) * MS;
+    net.run_for(2 * idle);
+    assert_eq!(net.host(engine(2)).records(), (0, 0));
+    for (to, frame) in old {
+        net.inject(to, frame);
+    }
+    net.run_for(SECOND);
+    assert_eq!(net.host(engine(2)).records(), (0, 0));
+    let after = net.send((1, 1), (2, 2), 10);
+    net.settle(SECOND);
+    assert_eq!(net.status(after), Some(Delivered));
+}
+
+// Frames of an engine arrive when its successor is at work. Expect: dropped, each of them counted.
+#[test]
+fn replay_after_take_over() {
+    let mut net = pair();
+    net.record(true);
+    net.send_many((1, 1), (2, 2), 5_000, 5);
+    net.settle(SECOND);
+    let old = net.record(false);
+    net.kill(engine(1), MS);
+    net.send((1, 1), (2, 2), 10);
+    net.settle(SECOND);
+    let from_old = old.iter().filter(|(to, _)| *to == engine(2)).count() as u64;
+    for (to, frame) in old {
+        net.inject(to, frame);
+    }
+    net.run_for(SECOND);
+    assert_eq!(net.counter("frames_stale_engine"), from_old);
     net.send((1, 1), (2, 2), 10);
     net.settle(SECOND);
     all_delivered(&net);
@@ -261,6 +306,34 @@ fn port_closes_during_take_over() {
             Some(Delivered | NotDelivered(PortClosed))
         ));
     }
+}
+
+// A port closes and another application opens it while the engine is dead. Expect: what was sent to the old owner is not given to
+// the new one.
+#[test]
+fn port_reopens_during_take_over() {
+    let mut net = pair();
+    net.after_failure = AfterFailure::Drop;
+    let old = net.send_many((1, 1), (2, 2), 100_000, 10);
+    net.run_for(200 * US);
+    net.kill(engine(2), 5 * MS);
+    net.close(node(2), 2);
+    net.open(node(2), 2, 8, MIB);
+    net.settle(5 * SECOND);
+    let ends = old.iter().map(|m| net.status(*m));
+    assert!(
+        ends.clone()
+            .any(|end| end == Some(NotDelivered(PortClosed)))
+    );
+    for end in ends {
+        assert!(
+            matches!(end, Some(Delivered | NotDelivered(PortClosed | Dropped))),
+            "{end:?}"
+        );
+    }
+    let new = net.send((1, 1), (2, 2), 1000);
+    net.settle(SECOND);
+    assert_eq!(net.status(new), Some(Delivered));
 }
 
 // One in three frames is lost. Expect: everything arrives.
