@@ -38,8 +38,8 @@ pub(super) enum Order {
     Resume(SendId, StreamKey),
     /// GM's `drop_sends`.
     Drop(SendId, StreamKey),
-    /// Give up the second send.
-    Cancel(SendId, SendId),
+    /// Give up the second send, which is of this stream; `None` if it has ended.
+    Cancel(SendId, Option<(SendId, StreamKey)>),
     /// The token made no sense and is to end so.
     Refuse(SendId),
 }
@@ -123,15 +123,27 @@ impl EngineHost {
             }),
             portolan_abi::token::Opcode::ResumeSending => Order::Resume(id, stream),
             portolan_abi::token::Opcode::DropSends => Order::Drop(id, stream),
-            portolan_abi::token::Opcode::Cancel => Order::Cancel(
-                id,
-                send_id(
-                    port,
-                    token.arena_offset as u32,
-                    (token.arena_offset >> 32) as u32,
-                ),
-            ),
+            portolan_abi::token::Opcode::Cancel => {
+                let (slot, generation) =
+                    (token.arena_offset as u32, (token.arena_offset >> 32) as u32);
+                Order::Cancel(id, self.send_under_way(port, slot, generation))
+            }
         })
+    }
+
+    /// A send of the port and its stream, from the ledger's copy: the application only names it.
+    fn send_under_way(&self, port: u16, slot: u32, generation: u32) -> Option<(SendId, StreamKey)> {
+        let fact = self.facts.ledger().sends(port).get(slot as usize)?;
+        let send = commit::accepted(fact).ok()??;
+        (send.generation == generation && send.local.is_none()).then_some((
+            send_id(port, slot, generation),
+            StreamKey {
+                local: PortId(port),
+                node: NodeId(send.node),
+                remote: PortId(send.port),
+                priority: priority(send.priority),
+            },
+        ))
     }
 
     /// Poison: names the token being worked on.

@@ -87,7 +87,9 @@ impl Engine {
                 path.host.finish_locally(id, commit::DONE);
             }
             Order::Cancel(id, target) => {
-                path.endpoint.cancel(now, target);
+                if let Some((target, stream)) = target {
+                    path.endpoint.cancel(now, target, stream);
+                }
                 path.host.finish_locally(id, commit::DONE);
             }
             Order::Refuse(id) => {
@@ -160,6 +162,8 @@ impl Engine {
                 Incoming::Nothing => return Ok(true),
                 Incoming::Closed => return Ok(false),
             };
+            // What it asks for may have to be transmitted first.
+            self.waiter.stay_awake();
             match message {
                 ToEngine::Route(route) => self.set_route(now, &route),
                 ToEngine::RemoveNode { node } => {

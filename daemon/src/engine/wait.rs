@@ -88,6 +88,11 @@ impl Waiter {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
+    /// There will be work in the next loop.
+    pub fn stay_awake(&mut self) {
+        self.idle_since = None;
+    }
+
     /// After a loop that found work or did not.
     pub fn after_loop(&mut self, worked: bool, now: Nanos) -> Next {
         if worked {

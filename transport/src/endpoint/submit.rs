@@ -65,33 +65,20 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Gives a send up. Its status follows: NotDelivered at once if it never left, else what the receiver says. Ignored if the send
+    /// Gives a send of this stream up. Its status follows: NotDelivered at once if it never left, else what the receiver says. Ignored if the send
     /// is settled.
-    pub fn cancel(&mut self, _now: Nanos, id: SendId) {
-        let from = StreamKey {
-            local: id.port,
-            node: NodeId(0),
-            remote: crate::ident::PortId(0),
-            priority: Priority::Low,
+    pub fn cancel(&mut self, _now: Nanos, id: SendId, stream: StreamKey) {
+        let Some(&slot) = self.send_index.get(&stream) else {
+            return;
         };
-        let of_port = self
-            .send_index
-            .range(from..)
-            .take_while(|(key, _)| key.local == id.port);
-        for &slot in of_port.map(|(_, slot)| slot) {
-            let Some(stream) = self.send.get_mut(slot) else {
-                continue;
-            };
-            let found = stream
-                .queue
-                .iter_mut()
-                .find(|m| m.request.id == id && m.state == MessageState::Live);
-            if let Some(message) = found {
-                message.cancelled = true;
-                if !self.cancelled.contains(&slot) {
-                    self.cancelled.push_back(slot);
-                }
-                return;
+        let found = self.send.get_mut(slot).and_then(|stream| {
+            let mut queue = stream.queue.iter_mut();
+            queue.find(|m| m.request.id == id && m.state == MessageState::Live)
+        });
+        if let Some(message) = found {
+            message.cancelled = true;
+            if !self.cancelled.contains(&slot) {
+                self.cancelled.push_back(slot);
             }
         }
     }

@@ -481,7 +481,9 @@ impl Pair {
             generation: 1,
         };
         let now = self.now;
-        self.sides[from].endpoint.cancel(now, id);
+        self.sides[from]
+            .endpoint
+            .cancel(now, id, key(2 - from as u16));
     }
 }
 

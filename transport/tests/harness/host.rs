@@ -267,6 +267,11 @@ impl TestHost {
     }
 
     /// `submit` refused it: the engine completes the token itself.
+    /// The stream of a send that has not ended.
+    pub fn stream_of(&self, id: SendId) -> Option<StreamKey> {
+        Some(self.sends.get(&key(id))?.request.stream)
+    }
+
     pub fn refuse_send(&mut self, id: SendId, reason: Reason) {
         assert!(
             self.sends[&key(id)].accepted.is_none(),

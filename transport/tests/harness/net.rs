@@ -321,8 +321,10 @@ impl Net {
     }
 
     pub fn cancel(&mut self, id: NodeId, send: SendId) {
-        self.with(self.owner(id, send.port), |now, endpoint, _| {
-            endpoint.cancel(now, send)
+        self.with(self.owner(id, send.port), |now, endpoint, host| {
+            if let Some(stream) = host.stream_of(send) {
+                endpoint.cancel(now, send, stream);
+            }
         });
     }
 
