@@ -409,7 +409,13 @@ impl Endpoint {
 
     /// Every peer there was an attempt to talk to.
     pub fn peers(&self) -> impl Iterator<Item = PeerStatus<'_>> {
-        self.peers.iter().map(|(slot, entry)| PeerStatus {
+        let mut in_flight = alloc::vec![0u32; self.peers.end() as usize];
+        for (_, stream) in self.send.iter() {
+            if let Some(sum) = in_flight.get_mut(stream.peer as usize) {
+                *sum += stream.high.wrapping_sub(stream.base);
+            }
+        }
+        self.peers.iter().map(move |(slot, entry)| PeerStatus {
             peer: entry.id,
             name: &entry.name,
             state: entry.state,
@@ -417,12 +423,7 @@ impl Endpoint {
             engine_epoch: entry.engine_epoch.unwrap_or(0),
             rtt_ns: entry.rtt.srtt,
             rto_ns: entry.rtt.rto(&self.config.policy, 0),
-            in_flight: self
-                .send
-                .iter()
-                .filter(|(_, stream)| stream.peer == slot)
-                .map(|(_, stream)| stream.high.wrapping_sub(stream.base))
-                .sum(),
+            in_flight: in_flight.get(slot as usize).copied().unwrap_or(0),
             credit: entry.credit(),
             max_frame: entry.max_frame,
         })
