@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | `ClientHeader::waiting` | application | engine |
 //! | `EngineHeader::engine_sleeping` | engine | application |
+//! | *sleeping* of a crossing ring | receiving engine | sending engine |
 
 #[cfg(not(loom))]
 use core::sync::atomic::fence;

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::atomic::{AtomicU64, Ordering};
+use crate::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::event::EVENT_WORDS;
 use crate::ledger::{Ledger, LedgerGeometry};
 use crate::port::{ClientHeader, EngineHeader, PORT_MAGIC, PortGeometry};
@@ -96,6 +96,11 @@ impl Mapping {
     /// `len` words at byte `offset`, for memory whose layout the caller knows. The range must lie inside.
     pub fn words(&self, offset: usize, len: usize) -> &[AtomicU64] {
         self.at(offset, len)
+    }
+
+    /// The 32-bit word at byte `offset`, likewise.
+    pub fn half_word(&self, offset: usize) -> &AtomicU32 {
+        &self.at(offset, 1)[0]
     }
 
     fn at<T>(&self, offset: usize, len: usize) -> &[T] {

@@ -7,15 +7,16 @@
 //! |---|---|---|---|---|---|
 //! | producer | sending engine | receiving engine | Release | Acquire | the slots before it |
 //! | consumer | receiving engine | sending engine | Release | Acquire | that the slots before it may be overwritten |
-//! | sleeping | receiving engine | sending engine | Release + fence | Relaxed after fence | that a wake-up is wanted |
+//! | sleeping | receiving engine | sending engine | [`doorbell`] | [`doorbell`] | that a wake-up is wanted |
 //!
 //! The engines of a node trust each other no further than a network: an index that cannot be true never moves ours, a frame is
 //! copied out before anything looks at it, and its own CRCs decide. Both ends go on at the published indices after a takeover.
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use portolan_abi::doorbell;
 use portolan_abi::memory::Mapping;
 
 /// Bytes of a slot: a length word and the longest frame.
@@ -40,8 +41,8 @@ impl Memory {
     fn consumer(&self) -> &AtomicU64 {
         &self.0.words(64, 1)[0]
     }
-    fn sleeping(&self) -> &AtomicU64 {
-        &self.0.words(128, 1)[0]
+    fn sleeping(&self) -> &AtomicU32 {
+        self.0.half_word(128)
     }
     /// The length word, then the bytes.
     fn slot(&self, index: u32) -> &[AtomicU64] {
@@ -123,12 +124,7 @@ impl CrossingSender {
 
     /// Must the receiving engine be woken for what was pushed since the last call?
     pub fn wants_wake(&mut self) -> bool {
-        if !std::mem::take(&mut self.wake) {
-            return false;
-        }
-        // SYNC(crossing-sleep): we published, then look whether it sleeps; it says that it sleeps, then looks for work.
-        fence(Ordering::SeqCst);
-        self.memory.sleeping().load(Ordering::Relaxed) != 0
+        std::mem::take(&mut self.wake) && doorbell::must_ring(self.memory.sleeping())
     }
 }
 
@@ -199,12 +195,13 @@ impl CrossingReceiver {
             .store(u64::from(self.next), Ordering::Release);
     }
 
-    /// Says whether this engine sleeps; after saying so the caller fences and looks for work once more.
+    /// Says whether this engine sleeps; after saying so the caller looks for work once more.
     pub fn announce_sleep(&self, asleep: bool) {
-        // SYNC(crossing-sleep)
-        self.memory
-            .sleeping()
-            .store(u64::from(asleep), Ordering::Release);
+        if asleep {
+            doorbell::announce(self.memory.sleeping());
+        } else {
+            doorbell::withdraw(self.memory.sleeping());
+        }
     }
 }
 

@@ -41,7 +41,7 @@ mod tests;
 mod wait;
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use anyhow::bail;
 use portolan_abi::ledger::{HEARTBEAT_SLEEPING, Ledger};
@@ -182,25 +182,30 @@ impl Engine {
 
     /// Sleeps until a doorbell rings, a frame or a message comes, or something is due.
     fn sleep(&mut self, now: Nanos) -> anyhow::Result<()> {
-        let until = self.due_at(now).min(now.saturating_add(MAX_SLEEP_NS));
-        if until <= now {
+        if self.due_at(now) <= now {
             return Ok(());
         }
         self.publish_counters();
-        self.path.counters.sleeps += 1;
-        let header = self.ledger.header();
-        header
-            .heartbeat
-            .store(HEARTBEAT_SLEEPING | until, Ordering::Release);
         self.announce_sleep(true);
-        // SYNC(doorbell), SYNC(crossing-sleep): our announcements before our look at the rings.
-        fence(Ordering::SeqCst);
-        if !self.has_work() && self.waiter.sleep(until - now)? {
-            self.next_control = 0;
+        // SYNC(doorbell): our announcements before our look at the rings, and at the alarms.
+        let until = self.due_at(now).min(now.saturating_add(MAX_SLEEP_NS));
+        if until > now && !self.has_work() {
+            self.path.counters.sleeps += 1;
+            let asleep = HEARTBEAT_SLEEPING | until;
+            self.ledger
+                .header()
+                .heartbeat
+                .store(asleep, Ordering::Release);
+            if self.waiter.sleep(until - now)? {
+                self.next_control = 0;
+            }
         }
         self.announce_sleep(false);
         let beat = self.path.counters.loops & !HEARTBEAT_SLEEPING;
-        header.heartbeat.store(beat, Ordering::Release);
+        self.ledger
+            .header()
+            .heartbeat
+            .store(beat, Ordering::Release);
         Ok(())
     }
 
