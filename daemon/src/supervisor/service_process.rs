@@ -77,9 +77,10 @@ impl Supervisor {
         self.poll.set_timer(now + wait, Timer::Service);
     }
 
-    /// Is this client our service? Its process is not reaped, so the number is nobody else's.
+    /// Is this client our service? Its process is not reaped, so the number is nobody else's; but it is the number of who connected,
+    /// which may have been somebody else before, so the user must be right, too.
     pub(super) fn is_service(&self, who: &Credentials) -> bool {
-        self.service.pid() == Some(who.pid)
+        self.service.pid() == Some(who.pid) && who.uid == self.config.user.uid
     }
 
     /// Kills the service. It has nothing to lose.
