@@ -173,11 +173,12 @@ impl Briefing {
                     generation,
                     reason,
                 } => {
-                    if let Some(port) = self.host.ports.get(port) {
-                        self.waiter.forget_bell(port.engine_bell());
-                        port.close(reason);
+                    let served = self.host.ports.get(port);
+                    if let Some(served) = served.filter(|p| p.generation() == generation) {
+                        self.waiter.forget_bell(served.engine_bell());
+                        served.close(reason);
+                        self.host.ports.remove(port);
                     }
-                    self.host.ports.remove(port);
                     link.send(&FromEngine::PortClosed {
                         port,
                         generation,

@@ -30,7 +30,7 @@ use crate::engine_link::{EngineConfig, FromEngine, MAX_PACKET, Route, ToEngine};
 const READY_WITHIN: Duration = Duration::from_secs(10);
 /// A process that closed its link is dead within this.
 const LEAVES_WITHIN: Duration = Duration::from_millis(500);
-/// Messages that may wait for an engine; one that leaves more unread is hung.
+/// Messages that may wait for an engine, beside a route per node; one that leaves more unread is hung.
 const MAX_WAITING: usize = 4096;
 /// Messages of one engine handled before others get a turn.
 const MESSAGES_PER_TURN: usize = 64;
@@ -253,6 +253,8 @@ impl Supervisor {
                 return;
             }
         };
+        // At its start it is told all routes at once.
+        let most = MAX_WAITING + self.routes.len();
         let Some(engine) = self.engines.get_mut(index) else {
             return;
         };
@@ -260,7 +262,7 @@ impl Supervisor {
             return;
         };
         process.outbox.push(Packet { bytes, fds });
-        if process.outbox.len() > MAX_WAITING {
+        if process.outbox.len() > most {
             self.fence(index, "does not read its messages");
             return;
         }

@@ -98,14 +98,22 @@ impl Processes {
         let before_exec = move || confine(user, link_number);
         // SAFETY: `confine` makes plain system calls on values made before the fork; it neither allocates nor locks.
         unsafe { command.pre_exec(before_exec) };
-        let child = command.spawn()?;
+        let mut child = command.spawn()?;
         drop(link);
-        let number = i32::try_from(child.id()).map_err(io::Error::other)?;
-        // Nobody but us reaps it, so the number is still its own.
-        let pid = Pid::from_raw(number).ok_or_else(|| io::Error::other("no process id"))?;
-        let exit = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
-        Ok(Child { pid: number, exit })
+        watched(&child).inspect_err(|_| {
+            // Nobody could fence it, so it must be dead before another is started.
+            let _ = child.kill();
+            let _ = child.wait();
+        })
     }
+}
+
+fn watched(child: &std::process::Child) -> io::Result<Child> {
+    let number = i32::try_from(child.id()).map_err(io::Error::other)?;
+    // Nobody but us reaps it, so the number is still its own.
+    let pid = Pid::from_raw(number).ok_or_else(|| io::Error::other("no process id"))?;
+    let exit = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+    Ok(Child { pid: number, exit })
 }
 
 /// Runs in the child, between fork and exec.
