@@ -84,7 +84,7 @@ impl Endpoint {
         };
         let range = Range {
             from: offset,
-            to: offset.saturating_add(view.len() as u32),
+            to: offset.wrapping_add(view.len() as u32), // not above `from`: empty, or beyond any message
         };
         if range.to > long.granted || range.from >= range.to {
             self.counters.data_unexpected += 1;
