@@ -426,6 +426,13 @@ impl Port {
             .store(u64::from(state::OPEN), Ordering::Release);
     }
 
+    /// Why a predecessor told the application that the port is closed, if it did: the application may use its memory again.
+    pub(super) fn told_closed(&self) -> Option<CloseReason> {
+        let word = self.engine.header().state.load(Ordering::Acquire);
+        let reason = CloseReason::from_code((word >> 32) as u32);
+        (word as u32 == state::CLOSED).then(|| reason.unwrap_or(CloseReason::Poison))
+    }
+
     /// Tells the application that the port is closed, and why.
     pub(super) fn close(&self, reason: CloseReason) {
         self.engine.header().state.store(

@@ -30,10 +30,14 @@ use super::ledger_facts::stream_of;
 use super::ports::{Port, PortParts, Sending};
 
 /// Maps a port that an earlier engine served and takes over its tokens. A port whose memory or records contradict themselves is
-/// returned with its fault set, to be closed like any other.
+/// returned with its fault set, to be closed like any other; so is one that the predecessor closed without the supervisor's hearing of
+/// it: it must not serve again.
 pub(super) fn restore_port(host: &mut EngineHost, parts: PortParts) -> io::Result<()> {
     let ledger = host.facts.ledger();
     let mut port = Port::map(parts)?;
+    if let Some(reason) = port.told_closed() {
+        port.fail(reason);
+    }
     replay(ledger, &mut port);
     if port.fault().is_none() {
         take_over_sends(ledger, &mut port);
@@ -41,8 +45,10 @@ pub(super) fn restore_port(host: &mut EngineHost, parts: PortParts) -> io::Resul
     if port.fault().is_none() {
         take_over_receives(ledger, &mut port);
     }
-    port.open();
-    port.count_recovery();
+    if port.fault().is_none() {
+        port.open();
+        port.count_recovery();
+    }
     host.ports.insert(port);
     Ok(())
 }

@@ -9,9 +9,10 @@ use std::sync::atomic::Ordering;
 
 use portolan_abi::event::{Event, EventKind, Outcome};
 use portolan_abi::memory::{ClientHalf, EngineHalf};
+use portolan_abi::port::CloseReason;
 use portolan_abi::ring::{ConsumerCursor, ProducerCursor};
 use portolan_abi::token::{FLAG_INLINE, Opcode, ReceiveToken, SendToken, TokenRef};
-use portolan_transport::host::{Delivery, Durable, Host, SendRequest, SendStatus};
+use portolan_transport::host::{Delivery, Durable, Host, NoBuffer, SendRequest, SendStatus};
 use portolan_transport::ident::{PortId, Priority, RecordId};
 
 use super::super::commit;
@@ -368,4 +369,26 @@ fn accepted_numbers_stay_used_across_two_deaths() {
             assert!((next.wrapping_sub(send.number) as i32) > 0, "point {point}");
         }
     }
+}
+
+// An engine closed a port for cause and died before the supervisor heard of it. Expect: its successor does not open it again, takes no
+// token of it, and gives its receive tokens to nobody: the application has had its memory back.
+#[test]
+fn a_port_that_was_told_closed_stays_closed() {
+    let memory = Memory::new();
+    let mut application = Application::new(&memory);
+    let (mut host, _) = memory.take_over();
+    application.act();
+    let ledger = host.facts.ledger();
+    host.port(PORT).take_provided(ledger);
+    host.port(PORT).close(CloseReason::RingJump);
+    drop(host);
+    let (mut host, durable) = memory.take_over();
+    assert_eq!(host.port(PORT).fault(), Some(CloseReason::RingJump));
+    assert!(durable.sends.is_empty());
+    let claimed = host.claim(PortId(PORT), Priority::Low, 1);
+    assert_eq!(claimed, Err(NoBuffer::PortClosed));
+    let (_, engine) = memory.halves();
+    let word = engine.header().state.load(Ordering::Acquire);
+    assert_eq!(word as u32, portolan_abi::port::state::CLOSED);
 }
