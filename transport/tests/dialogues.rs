@@ -351,6 +351,41 @@ fn ledger_full() {
     all_delivered(&net);
 }
 
+// The ledger is full and stays so. Expect: a deadline still ends a send, with certainty.
+#[test]
+fn ledger_full_deadline() {
+    let mut net = pair();
+    net.open(node(1), 3, 1, 100);
+    net.host(engine(2)).max_records = 1;
+    let holds = net.send((1, 1), (2, 2), 100);
+    net.settle(SECOND);
+    let deadline = net.now + 100 * MS;
+    let (late, _) = net.send_with((1, 3), (2, 2), Priority::Low, 100, deadline);
+    net.settle(SECOND);
+    assert_eq!(net.status(holds), Some(Delivered));
+    assert_eq!(net.status(late), Some(NotDelivered(Deadline)));
+}
+
+// A sender closes its stream while nobody hears it. Expect: its record is reclaimed when another stream needs it.
+#[test]
+fn record_of_a_lost_close() {
+    let mut net = pair();
+    net.open(node(1), 3, 1, 100);
+    net.host(engine(2)).max_records = 1;
+    net.send((1, 1), (2, 2), 100);
+    net.settle(SECOND);
+    net.link(node(1), node(2), false);
+    net.run_for(4 * u64::from(net.policy.stream_idle_ms) * MS);
+    net.link(node(1), node(2), true);
+    assert_eq!(
+        (net.host(engine(1)).records(), net.host(engine(2)).records()),
+        ((0, 0), (0, 1))
+    );
+    net.send((1, 3), (2, 2), 100);
+    net.settle(2 * SECOND);
+    all_delivered(&net);
+}
+
 // A stream falls idle. Expect: both ends forget it, and a later message opens it anew.
 #[test]
 fn idle_streams_are_forgotten() {

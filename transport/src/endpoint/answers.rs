@@ -14,6 +14,7 @@
 //! REFUSED; if one does, what was transmitted ends as MaybeDelivered.
 
 use super::Endpoint;
+use super::peer::Reply;
 use super::send_stream::{Message, MessageState};
 use super::timers::Owner;
 use super::{NACK_CORRUPT, NACK_GAP, NACK_NO_BUFFER};
@@ -54,20 +55,22 @@ impl Endpoint {
             self.counters.protocol_violations += 1;
             return;
         };
-        let Some(&slot) = self
-            .key_of(peer, stream, true)
-            .and_then(|key| self.send_index.get(&key))
+        let Some(key) = self.key_of(peer, stream, true) else {
+            self.counters.stale_epochs += 1;
+            return;
+        };
+        let slot = self.send_index.get(&key).copied();
+        let entry = slot.and_then(|slot| Some((slot, self.send.get(slot)?)));
+        let ended = entry.is_none_or(|(_, entry)| serial_lt(stream.epoch, entry.epoch));
+        let Some((slot, _)) = entry.filter(|(_, e)| e.epoch == stream.epoch && e.peer == peer)
         else {
             self.counters.stale_epochs += 1;
+            // An epoch of ours that is over: the receiver may free its record.
+            if ended && let Chunk::Ack { base, .. } | Chunk::Resume { base, .. } = *chunk {
+                self.reply(peer, Reply::Close(*stream, base));
+            }
             return;
         };
-        let Some(entry) = self.send.get(slot) else {
-            return;
-        };
-        if entry.epoch != stream.epoch || entry.peer != peer {
-            self.counters.stale_epochs += 1;
-            return;
-        }
         match *chunk {
             Chunk::Ack { base, .. } => self.on_ack(now, slot, base, host),
             Chunk::Resume { base, .. } => self.on_ack(now, slot, base, host),

@@ -23,6 +23,10 @@ use crate::host::{Host, NoBuffer, Reason};
 use crate::ident::{BufferId, Nanos, StreamKey, serial_lt};
 use crate::wire::{Chunk, PayloadView, StreamRef, crc32c_combine};
 
+/// Idle streams asked about, and rows looked at, each time a stream finds no record.
+const ASKED_MAX: u32 = 4;
+const ASKED_LOOK: u32 = 64;
+
 /// What a first chunk is.
 #[derive(Clone, Copy)]
 pub(super) enum First {
@@ -87,7 +91,8 @@ impl Endpoint {
             self.counters.protocol_violations += 1;
             return;
         };
-        let Some(slot) = self.stream_for(peer, key, &stream, start, number, host) else {
+        let Some(slot) = self.stream_for(now, peer, key, &stream, start, (number, first), host)
+        else {
             return;
         };
         let Some(entry) = self.receive.get_mut(slot) else {
@@ -123,13 +128,15 @@ impl Endpoint {
     }
 
     /// The receiving stream a first chunk belongs to; opened if START allows it.
+    #[allow(clippy::too_many_arguments)]
     fn stream_for<H: Host>(
         &mut self,
+        now: Nanos,
         peer: u32,
         key: StreamKey,
         stream: &StreamRef,
         start: Option<u32>,
-        number: u32,
+        (number, first): (u32, First),
         host: &mut H,
     ) -> Option<u32> {
         let known = self.receive_index.get(&key).copied();
@@ -175,7 +182,13 @@ impl Endpoint {
         let incarnation = self.peers.get(peer)?.incarnation;
         let Ok(record) = host.open_receive_record(key, incarnation, stream.epoch, base) else {
             self.counters.tables_full += 1;
-            self.reply(peer, Reply::NoBuffer(*stream, base));
+            self.ask_idle_streams(now);
+            // A sender that gives up needs no record to be told that nothing was delivered.
+            if matches!(first, First::Null) && self.forget_epoch(peer, None, stream.epoch, host) {
+                self.reply(peer, Reply::Refused(*stream));
+            } else {
+                self.reply(peer, Reply::NoBuffer(*stream, base));
+            }
             return None;
         };
         let entry = ReceiveStream::new(key, peer, incarnation, record, stream.epoch, base);
@@ -183,6 +196,33 @@ impl Endpoint {
         self.receive_index.insert(key, slot);
         self.counters.streams_opened += 1;
         Some(slot)
+    }
+
+    /// The table is full: some idle streams tell their senders what they know, and those that have no such stream any more (a CLOSE
+    /// was lost with its sender's patience) answer CLOSE.
+    fn ask_idle_streams(&mut self, now: Nanos) {
+        let (end, mut asked) = (self.receive.end(), 0);
+        for _ in 0..end.min(ASKED_LOOK) {
+            self.ask_next = if self.ask_next + 1 < end {
+                self.ask_next + 1
+            } else {
+                0
+            };
+            let slot = self.ask_next;
+            let Some(stream) = self.receive.get_mut(slot) else {
+                continue;
+            };
+            if stream.messages.is_empty() {
+                stream.due.ack = true;
+                let peer = stream.peer;
+                self.queue_control(slot);
+                self.connect(now, peer);
+                asked += 1;
+            }
+            if asked == ASKED_MAX {
+                return;
+            }
+        }
     }
 
     /// Raises the peer's durable floor past `epoch`, then frees the record. False if the floor could not be stored.

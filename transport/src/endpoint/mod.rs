@@ -222,6 +222,8 @@ pub struct Endpoint {
     orphans: restore::Orphans,
     /// Messages accepted so far: their age.
     age: u64,
+    /// The receiving stream asked last whether its sender still knows it.
+    ask_next: u32,
     counters: Counters,
 }
 
@@ -248,6 +250,7 @@ impl Endpoint {
             cancelled: VecDeque::new(),
             orphans: restore::Orphans::default(),
             age: 0,
+            ask_next: 0,
             counters: Counters::default(),
             config,
         }

@@ -36,6 +36,7 @@ pub(super) enum Reply {
     Closed(StreamRef),
     PortClosed(StreamRef, u32),
     NoBuffer(StreamRef, u32),
+    Close(StreamRef, u32),
     PathAck(u16, u32),
 }
 
@@ -45,6 +46,7 @@ impl Reply {
             Self::Refused(stream) => Chunk::Refused { stream },
             Self::Closed(stream) => Chunk::Closed { stream },
             Self::PortClosed(stream, base) => Chunk::PortClosed { stream, base },
+            Self::Close(stream, next) => Chunk::Close { stream, next },
             Self::NoBuffer(stream, expected) => Chunk::Nack {
                 stream,
                 expected,

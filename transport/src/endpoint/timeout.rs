@@ -127,6 +127,12 @@ impl Endpoint {
             if stream.closing && (!up || stream.close_tries > CLOSE_TRIES) {
                 return self.remove_send_stream(slot, host);
             }
+            if up && stream.nulls {
+                self.activate(now, slot); // one at the cursor goes out in its turn
+            }
+            let Some(stream) = self.send.get(slot) else {
+                return;
+            };
             if up && stream.reopen && !stream.queue.is_empty() {
                 self.reopen(slot, host);
                 self.activate(now, slot);
