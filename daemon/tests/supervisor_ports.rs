@@ -287,14 +287,16 @@ fn a_port_closed_for_cause_is_gone() {
     let (node, engine) = Node::ready(&Options::default());
     let client = node.client();
     client.open(&engine, 7);
+    let second = node.client();
+    let closed = Instant::now();
     engine.say(&FromEngine::PortClosed {
         port: 7,
         generation: 1,
         reason: CloseReason::RingJump,
     });
-    // Free for anybody, with new memory.
-    let second = node.client();
+    // Free again, with new memory; but who broke a port waits a moment before the same user gets another.
     second.open(&engine, 7);
+    assert!(closed.elapsed() >= Duration::from_millis(1));
     assert_eq!(
         client.refused(&Request::ClosePort { port: 7 }),
         ErrorCode::NotFound

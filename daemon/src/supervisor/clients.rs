@@ -34,6 +34,8 @@ pub enum Pending {
     Close(u16),
     /// A port that is being closed, to open it again.
     Free(u16, PortGeometry),
+    /// That its user, who broke a port, may open one again.
+    HeldBack(Option<u16>, PortGeometry),
     /// The engines' reports of their peers.
     Peers,
 }
@@ -329,12 +331,24 @@ impl Supervisor {
                 };
                 self.finish(id, error, Vec::new());
             }
-            // They have a timer of their own.
+            // These have timers of their own.
+            Some(Pending::HeldBack(port, geometry)) => self.request_port(id, port, geometry),
             Some(Pending::Peers) => self.finish(
                 id,
                 unavailable("the engines do not answer; try again".to_owned()),
                 Vec::new(),
             ),
+        }
+    }
+
+    /// A client's user is held back no longer.
+    pub(super) fn on_held_back_timer(&mut self, id: u64) {
+        let Some(client) = self.clients.get_mut(id) else {
+            return;
+        };
+        if let Some(Pending::HeldBack(port, geometry)) = client.pending {
+            client.pending = None;
+            self.request_port(id, port, geometry);
         }
     }
 

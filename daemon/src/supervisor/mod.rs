@@ -202,6 +202,7 @@ impl Supervisor {
     fn on_timer(&mut self, timer: Timer, now: Instant) {
         match timer {
             Timer::Client(id) => self.on_client_timer(id, now),
+            Timer::HeldBack(id) => self.on_held_back_timer(id),
             Timer::Engine(queue) => self.on_engine_timer(queue, now),
             Timer::Service => self.start_service(now),
             Timer::Peers => self.on_peers_timer(now),

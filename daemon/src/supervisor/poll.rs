@@ -71,6 +71,8 @@ impl Source {
 pub enum Timer {
     /// A client's deadline.
     Client(u64),
+    /// A client's user may open ports again.
+    HeldBack(u64),
     /// An engine is to be started, or should be ready by now.
     Engine(u8),
     /// The service is to be started.

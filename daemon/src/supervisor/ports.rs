@@ -10,6 +10,8 @@
 //! A number is free again only when no engine can have the memory mapped. While an engine is dead the phases stand still and are
 //! told to the next one.
 
+use std::time::{Duration, Instant};
+
 use portolan_abi::PORTS;
 use portolan_abi::control::{ErrorCode, Response};
 use portolan_abi::port::{CloseReason, PortGeometry, state};
@@ -50,10 +52,17 @@ pub struct Port {
     pub owner_pid: i32,
 }
 
+/// How long a user whose port was closed for cause waits for the next one. Making, mapping and ending a port costs the supervisor
+/// and the engine a few hundred microseconds; without this a program that breaks its ports as fast as it gets them would take them
+/// from its neighbours.
+const HOLD_BACK: Duration = Duration::from_millis(1);
+
 /// All ports.
 pub struct Ports {
     ports: Vec<Port>,
     next_any: u16,
+    /// Users who broke a port, and until when they wait; at most one entry per user who did so within [`HOLD_BACK`].
+    held_back: Vec<(u32, Instant)>,
 }
 
 impl Default for Ports {
@@ -69,6 +78,7 @@ impl Default for Ports {
         Self {
             ports: (0..PORTS).map(|_| free()).collect(),
             next_any: PORTS - 1,
+            held_back: Vec::new(),
         }
     }
 }
@@ -97,6 +107,19 @@ impl Ports {
             })
     }
 
+    /// This user broke a port just now.
+    fn hold_back(&mut self, user: u32, now: Instant) {
+        self.held_back
+            .retain(|(held, until)| *held != user && *until > now);
+        self.held_back.push((user, now + HOLD_BACK));
+    }
+
+    /// Until when this user waits.
+    fn held_back_until(&self, user: u32, now: Instant) -> Option<Instant> {
+        let entry = self.held_back.iter().find(|(held, _)| *held == user);
+        entry.map(|(_, until)| *until).filter(|until| *until > now)
+    }
+
     /// A free port that `allowed` allows. From the top and round, so that numbers people choose stay free for them and one just
     /// closed is not taken again at once.
     fn any_free(&mut self, allowed: impl Fn(u16) -> bool) -> Option<u16> {
@@ -118,6 +141,8 @@ pub(super) enum Opening {
     Begun(u16),
     /// The port is being closed: try when it is free.
     Wait(u16),
+    /// The client's user broke a port: try then.
+    HeldBack(Instant),
 }
 
 fn refuse(code: ErrorCode, message: impl Into<String>) -> Response {
@@ -157,6 +182,9 @@ impl Supervisor {
         };
         let service = who.service;
         let (uid, pid) = (who.who.uid, who.who.pid);
+        if !service && let Some(until) = self.ports.held_back_until(uid, Instant::now()) {
+            return Ok(Opening::HeldBack(until));
+        }
         let acl = &self.config.acl;
         let allowed = |port| {
             if port == 0 {
@@ -372,6 +400,9 @@ impl Supervisor {
             CloseReason::ByOwner | CloseReason::OwnerGone | CloseReason::Administrator
         ) {
             tracing::warn!(port = number, ?reason, "port closed for cause");
+            if let Some(user) = self.ports.get(number).map(|port| port.owner_uid) {
+                self.ports.hold_back(user, Instant::now());
+            }
         }
         self.port_is_closed(number, reason);
     }

@@ -6,6 +6,7 @@ use portolan_abi::port::{CloseReason, PortGeometry};
 
 use super::Supervisor;
 use super::clients::Pending;
+use super::poll::Timer;
 use super::ports::{Opening, Phase};
 use crate::engine_link::ToEngine;
 
@@ -101,6 +102,10 @@ impl Supervisor {
                     client.ports.insert(port);
                 }
                 self.wait_for(id, Pending::Open(port));
+            }
+            Ok(Opening::HeldBack(until)) => {
+                self.wait_for(id, Pending::HeldBack(port, geometry));
+                self.poll.set_timer(until, Timer::HeldBack(id));
             }
             Ok(Opening::Wait(port)) => {
                 let waits_already = self
