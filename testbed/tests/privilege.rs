@@ -11,10 +11,20 @@ use std::process::Command;
 use harness::{Cluster, STEP, proc, until};
 use portolan::{Port, PortOptions};
 use portolan_testbed::{Lab, process};
+use rustix::process::Gid;
+use rustix::thread::set_thread_groups;
 
 const QUEUES: u16 = 2;
 /// NET_ADMIN, BPF, NET_RAW, SETUID, SETGID, KILL, SYS_NICE, IPC_LOCK: the supervisor's (RECOVERY, *Watching*).
 const SUPERVISORS: u64 = 1 << 12 | 1 << 39 | 1 << 13 | 1 << 7 | 1 << 6 | 1 << 5 | 1 << 23 | 1 << 14;
+
+/// A cluster whose daemons are started with a supplementary group, for children to give up.
+fn start(queues: u16) -> Cluster {
+    set_thread_groups(&[Gid::from_raw(4)]).unwrap();
+    let cluster = Cluster::start(Lab::builder().queues(queues));
+    assert_eq!(proc::status(cluster.daemon(1).pid(), "Groups"), "4");
+    cluster
+}
 
 fn capabilities(pid: i32, set: &str) -> u64 {
     u64::from_str_radix(&proc::status(pid, set), 16).unwrap()
@@ -68,7 +78,7 @@ fn allowed(log: &str, ports: usize) -> BTreeMap<String, usize> {
 
 #[test]
 fn an_engine_holds_nothing_it_does_not_need() {
-    let cluster = Cluster::start(Lab::builder().queues(QUEUES));
+    let cluster = start(QUEUES);
     let engines = cluster.daemon(1).engine_pids().unwrap();
     assert_eq!(engines.len(), usize::from(QUEUES));
     let log = cluster.lab.node(1).log_path();
@@ -104,7 +114,7 @@ fn an_engine_holds_nothing_it_does_not_need() {
 
 #[test]
 fn an_engine_may_do_nothing_it_does_not_need() {
-    let cluster = Cluster::start(Lab::builder().queues(QUEUES));
+    let cluster = start(QUEUES);
     let supervisor = cluster.daemon(1).pid();
     for engine in cluster.daemon(1).engine_pids().unwrap() {
         for thread in threads(engine) {
@@ -137,7 +147,7 @@ fn service_of(cluster: &Cluster) -> i32 {
 
 #[test]
 fn the_service_is_an_ordinary_process() {
-    let cluster = Cluster::start(Lab::builder());
+    let cluster = start(1);
     let service = service_of(&cluster);
     assert_powerless(service);
     let log = cluster.lab.node(1).log_path();
@@ -154,7 +164,7 @@ fn the_service_is_an_ordinary_process() {
 
 #[test]
 fn the_supervisor_keeps_the_least_set_and_no_more() {
-    let cluster = Cluster::start(Lab::builder());
+    let cluster = start(1);
     let supervisor = cluster.daemon(1).pid();
     for thread in threads(supervisor) {
         for set in ["CapPrm", "CapEff"] {
