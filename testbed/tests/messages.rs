@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use harness::exchange::{between, options};
 use harness::{Cluster, STEP, pattern, until};
+use portolan::{Event, PortOptions, Priority};
 use portolan_testbed::process::{self, OnCancel};
 use portolan_testbed::{Binaries, Encap, Lab, Node};
 use serde_json::Value;
@@ -252,30 +253,43 @@ impl Drop for Running {
     }
 }
 
-// ---- the example of the library's documentation ----
+// ---- the examples, one of which is the library's first page ----
+
+fn example(cluster: &Cluster, node: u16, name: &str) -> Command {
+    let directory = Binaries::find().unwrap().directory().join("examples");
+    let example = directory.join(name);
+    assert!(
+        example.is_file(),
+        "there is no {}: build it with `cargo build -p portolan --examples` (with the profile of the daemon)",
+        example.display()
+    );
+    let mut command = Command::new(&example);
+    command.env("PORTOLAN_SOCKET", cluster.lab.node(node).socket());
+    command
+}
 
 #[test]
 fn the_example_plays_ping_pong() {
     let cluster = Cluster::start(Lab::builder());
-    let example = Binaries::find()
-        .unwrap()
-        .directory()
-        .join("examples/pingpong");
-    if !example.is_file() {
-        panic!(
-            "{} is not built: cargo build -p portolan --examples",
-            example.display()
-        );
-    }
-    let play = |node: u16| {
-        let mut command = Command::new(&example);
-        command.env("PORTOLAN_SOCKET", cluster.lab.node(node).socket());
-        command
-    };
-    let mut waiting = Running::start(play(2).stdout(Stdio::null()));
+    let mut waiting = Running::start(example(&cluster, 2, "pingpong").stdout(Stdio::null()));
     until("the other player waits", STEP, || {
         waiting.open(cluster.lab.node(2), 20)
     });
-    let text = process::run_ok(play(1).arg("2"), LIST).unwrap();
+    let text = process::run_ok(example(&cluster, 1, "pingpong").arg("2"), LIST).unwrap();
     assert!(text.contains("per round trip"), "{text}");
+}
+
+#[test]
+fn the_example_says_hello() {
+    let cluster = Cluster::start(Lab::builder());
+    let mut port = cluster.open(2, PortOptions::at(9));
+    let buffer = port.allocate(64).unwrap();
+    port.provide_receive_buffer(buffer, Priority::Low).unwrap();
+    let hello = Running::start(&mut example(&cluster, 1, "hello"));
+    let Some(Event::Received(message)) = port.blocking_receive(STEP).unwrap() else {
+        panic!("nobody says hello");
+    };
+    assert_eq!(&message[..], b"hello, node 2");
+    assert_eq!(message.from(), (1, 9).into());
+    hello.succeeds();
 }
