@@ -254,36 +254,37 @@ fn hostile_rounds(socket: &Path, random: &mut Random, ends: &mut [usize; 4]) {
     }
 }
 
-/// How long the daemon holds a hostile client back before it gives it another port; a well-behaved one leaves as long between two
-/// of its own, so that both use as much CPU.
-const PACE: Duration = Duration::from_millis(1);
-
-/// The same work by the rules and at the same pace: as many random bytes written, but into memory of its own.
-fn good_rounds(socket: &Path, random: &mut Random) {
+/// The same work by the rules: as many random bytes written, but into memory of its own. The daemon holds a hostile client back, so
+/// this one rests between its rounds until it has used no more than `share` of a core.
+fn good_rounds(socket: &Path, random: &mut Random, share: f64) {
+    let (began, before) = (Instant::now(), cpu_seconds());
     let mut bytes = vec![0; geometry().client_half_bytes()];
     let own = create_sealed("well-behaved", bytes.len()).unwrap();
     // Half as many are enough for the rate.
     for _ in 0..PHASE / 2 {
-        std::thread::sleep(PACE);
         let port = begin_round(socket);
         random.fill(&mut bytes);
         overwrite(&own, 0, &bytes);
         port.ring_engine_anyway();
         port.close().unwrap();
+        let due = Duration::from_secs_f64((cpu_seconds() - before) / share);
+        std::thread::sleep(due.saturating_sub(began.elapsed()));
     }
 }
 
+/// What this thread has used.
+fn cpu_seconds() -> f64 {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+}
+
 fn measure(bystander: &PingPong, work: impl FnOnce()) -> Phase {
-    let cpu = || {
-        let now = clock_gettime(ClockId::ThreadCPUTime);
-        now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
-    };
-    let (rounds, began, used) = (bystander.rounds(), Instant::now(), cpu());
+    let (rounds, began, used) = (bystander.rounds(), Instant::now(), cpu_seconds());
     work();
     let took = began.elapsed().as_secs_f64();
     Phase {
         rate: (bystander.rounds() - rounds) as f64 / took,
-        cpu: (cpu() - used) / took,
+        cpu: (cpu_seconds() - used) / took,
     }
 }
 
@@ -342,11 +343,19 @@ fn random_bytes_over_the_whole_half_hurt_nobody_else() {
     eprintln!("HOSTILE_SEED={seed}");
     let mut random = Random::new(seed);
     let mut ends = [0; 4];
+    // How much of a core the hostile client uses: known before the first comparison, and again after each of its phases.
+    let mut hostile_phase = |random: &mut Random| {
+        let used = measure(&scene.bystander, || {
+            hostile_rounds(&socket, random, &mut ends);
+        });
+        used.cpu.max(0.01)
+    };
+    let mut cpu = hostile_phase(&mut random);
     let share = compare(&scene, ROUNDS / PHASE, |hostile| {
         if hostile {
-            hostile_rounds(&socket, &mut random, &mut ends);
+            cpu = hostile_phase(&mut random);
         } else {
-            good_rounds(&socket, &mut random);
+            good_rounds(&socket, &mut random, cpu);
         }
     });
     eprintln!(
