@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod harness;
-
-use harness::*;
+use portolan_sim::harness::*;
 use portolan_transport::host::Reason::*;
 use portolan_transport::host::SendStatus::*;
 use portolan_transport::ident::{PortId, Priority};

@@ -1,13 +1,12 @@
 //! The harness's own checkers can fail: each promise, broken on purpose.
 
 #![allow(clippy::unwrap_used)]
-mod harness;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use harness::book::{Book, Message, SharedBook, fill};
-use harness::host::{EngineDeath, TestHost};
-use harness::*;
+use portolan_sim::harness::book::{Book, Message, SharedBook, fill};
+use portolan_sim::harness::host::{EngineDeath, TestHost};
+use portolan_sim::harness::*;
 use portolan_transport::Host;
 use portolan_transport::host::{Delivery, Reason, SendStatus};
 use portolan_transport::ident::{PortId, Priority, StreamKey};

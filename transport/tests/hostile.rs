@@ -1,9 +1,7 @@
 //! Frames from a node that lies under valid checksums. Expect: no panic, no broken contract with the host, and the messages between
 //! honest nodes arrive as ever.
 
-mod harness;
-
-use harness::*;
+use portolan_sim::harness::*;
 use portolan_transport::ident::Peer;
 use portolan_transport::wire::crc::{crc32c, crc32c_append};
 

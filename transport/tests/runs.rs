@@ -1,8 +1,6 @@
 //! Random runs: any traffic, any faults, engines that die at any store; the book and the hosts check every promise.
 
-mod harness;
-
-use harness::*;
+use portolan_sim::harness::*;
 use portolan_transport::host::Reason::*;
 use portolan_transport::host::SendStatus::*;
 use portolan_transport::ident::{Peer, PortId, Priority};

@@ -4,9 +4,7 @@ use portolan_transport::Host;
 use portolan_transport::host::{
     Delivery, MemoryFault, NoBuffer, SendRequest, SendStatus, TableFull,
 };
-use portolan_transport::ident::{
-    BufferId, Peer, PortId, Priority, RecordId, SendId, StreamKey, serial_lt,
-};
+use portolan_transport::ident::{BufferId, Peer, PortId, Priority, RecordId, SendId, StreamKey};
 use portolan_transport::wire::crc32c;
 
 use super::book::{Route, fill};

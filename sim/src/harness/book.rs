@@ -156,6 +156,10 @@ impl Book {
     pub fn len(&self) -> usize {
         self.messages.len()
     }
+
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
 }
 
 /// Byte `at` of message `id`: different between messages and between places.

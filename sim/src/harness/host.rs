@@ -10,15 +10,14 @@
 use std::collections::BTreeMap;
 
 use portolan_transport::host::{
-    Delivery, Durable, Host, MemoryFault, NoBuffer, Reason, RestoredReceiveStream, RestoredSend,
-    RestoredSendStream, SendRequest, SendStatus, TableFull,
+    Durable, Reason, RestoredReceiveStream, RestoredSend, RestoredSendStream, SendRequest,
+    SendStatus, TableFull,
 };
 use portolan_transport::ident::{
-    BufferId, NodeId, Peer, PortId, Priority, RecordId, SendId, StreamKey, serial_lt,
+    NodeId, Peer, PortId, Priority, RecordId, SendId, StreamKey, serial_lt,
 };
-use portolan_transport::wire::crc32c;
 
-use super::book::{Route, SharedBook, fill};
+use super::book::{Route, SharedBook};
 
 /// What [`TestHost::step`] unwinds with when the engine dies in the middle of an operation.
 pub struct EngineDeath;

@@ -2,7 +2,6 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use portolan_transport::Endpoint;
 use portolan_transport::endpoint::Config;
@@ -11,7 +10,7 @@ use portolan_transport::ident::{Nanos, NodeId, Peer, PortId, Priority, SendId, S
 use portolan_transport::policy::Policy;
 
 use super::book::{Book, Route, SharedBook};
-use super::host::{EngineDeath, Event, TestHost};
+use super::host::{Event, TestHost};
 use super::rng::Rng;
 
 /// A frame of n bytes keeps a 10 Gbit/s wire busy for 4 n / 5 ns.

@@ -1,0 +1,5 @@
+//! Portolan's deterministic simulator: the very transport code, any number of nodes, one clock, one seed.
+//!
+//! [`harness`] is a cluster small enough to hold a conversation in a test.
+
+pub mod harness;
