@@ -2,4 +2,5 @@
 //!
 //! [`harness`] is a cluster small enough to hold a conversation in a test.
 
+pub mod checks;
 pub mod harness;

@@ -7,17 +7,19 @@
 //! The host also is a checker: it panics when the endpoint breaks the contract (a number twice, a write beside a buffer, a token
 //! that is not there).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use portolan_transport::host::{
     Durable, Reason, RestoredReceiveStream, RestoredSend, RestoredSendStream, SendRequest,
-    SendStatus, TableFull,
+    SendStatus,
 };
 use portolan_transport::ident::{
-    NodeId, Peer, PortId, Priority, RecordId, SendId, StreamKey, serial_lt,
+    BufferId, NodeId, Peer, PortId, Priority, RecordId, SendId, StreamKey, serial_lt,
 };
 
 use super::book::{Route, SharedBook};
+use super::records::{Record, Records};
+use crate::checks::TokenStep;
 
 /// What [`TestHost::step`] unwinds with when the engine dies in the middle of an operation.
 pub struct EngineDeath;
@@ -44,6 +46,9 @@ pub(super) struct Token {
     pub(super) slot: u32,
     pub(super) generation: u32,
     pub(super) priority: Priority,
+    /// The longest message it holds.
+    pub(super) size: u32,
+    /// Its memory, there while it is claimed.
     pub(super) bytes: Vec<u8>,
 }
 
@@ -59,6 +64,8 @@ pub(super) struct Port {
     pub(super) generation: u32,
     /// Generation of each send slot.
     send_slots: Vec<u32>,
+    /// Send slots without a live send.
+    free_slots: Vec<u32>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -70,19 +77,6 @@ pub(super) struct Send {
     taken: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Record {
-    pub(super) stream: StreamKey,
-    pub(super) incarnation: u64,
-    pub(super) epoch: u32,
-    /// Next to send, or base.
-    pub(super) next: u32,
-    /// Bitmap of numbers before `next` that ended as an unconfirmed NULL; receiving only.
-    pub(super) nulled: u32,
-    /// The opening of the local port it belongs to.
-    pub(super) port_generation: u32,
-}
-
 /// The surroundings of one engine.
 #[derive(Debug)]
 pub struct TestHost {
@@ -91,13 +85,17 @@ pub struct TestHost {
     pub(super) ports: BTreeMap<PortId, Port>,
     /// Send slots by key, and the send ring: keys in the order the application wrote them.
     pub(super) sends: BTreeMap<(PortId, u32, u32), Send>,
-    pub(super) ring: Vec<SendId>,
-    pub(super) events: Vec<Event>,
+    pub(super) ring: VecDeque<SendId>,
+    /// Events not settled or not read yet.
+    pub(super) events: VecDeque<Event>,
+    /// Of those, how many are settled.
     pub(super) settled: usize,
-    /// How far the application has read.
+    /// And how many the application has read.
     read: usize,
-    pub(super) send_records: Vec<Option<Record>>,
-    pub(super) receive_records: Vec<Option<Record>>,
+    pub(super) send_records: Records,
+    pub(super) receive_records: Records,
+    /// Memory of tokens that are not claimed.
+    pub(super) memory: Vec<Vec<u8>>,
     pub(super) peers: BTreeMap<Peer, (u64, u32)>,
     pub(super) next_epoch: u32,
     pub(super) epochs_drawn: u64,
@@ -119,12 +117,13 @@ impl TestHost {
             book,
             ports: BTreeMap::new(),
             sends: BTreeMap::new(),
-            ring: Vec::new(),
-            events: Vec::new(),
+            ring: VecDeque::new(),
+            events: VecDeque::new(),
             settled: 0,
             read: 0,
-            send_records: Vec::new(),
-            receive_records: Vec::new(),
+            send_records: Records::default(),
+            receive_records: Records::default(),
+            memory: Vec::new(),
             peers: BTreeMap::new(),
             next_epoch: first_epoch,
             epochs_drawn: 0,
@@ -147,6 +146,7 @@ impl TestHost {
 
     /// The supervisor closed the port: its free tokens are gone at once, claimed ones when the endpoint lets go.
     pub fn close_port(&mut self, port: PortId) {
+        self.book.borrow_mut().port_closed(self.node, port);
         if let Some(port) = self.ports.get_mut(&port) {
             port.open = false;
             port.free.clear();
@@ -171,15 +171,20 @@ impl TestHost {
     }
 
     pub fn provide(&mut self, port: PortId, priority: Priority, len: u32) {
+        let name = port;
         let port = self.ports.get_mut(&port).expect("an opened port");
-        let slot = port.next_slot;
-        port.next_slot += 1;
-        port.free.push(Token {
-            slot,
+        let token = Token {
+            slot: port.next_slot,
             generation: 1,
             priority,
-            bytes: vec![0xee; len as usize],
-        });
+            size: len,
+            bytes: Vec::new(),
+        };
+        port.next_slot += 1;
+        self.book
+            .borrow_mut()
+            .token(self.node, token.name(name), priority, TokenStep::Provided);
+        port.free.push(token);
     }
 
     /// The longest message an open port takes.
@@ -195,7 +200,7 @@ impl TestHost {
     /// Writes a send into the send ring.
     pub fn post(&mut self, route: Route, len: u32, deadline: u64) -> (u64, SendId) {
         assert_eq!(route.from.0, self.node);
-        let tag = self.book.borrow_mut().sent(route, len);
+        let tag = self.book.borrow_mut().sent_until(route, len, deadline);
         let id = self.free_slot(route.from.1);
         let stream = StreamKey {
             local: route.from.1,
@@ -218,28 +223,18 @@ impl TestHost {
                 taken: false,
             },
         );
-        self.ring.push(id);
+        self.ring.push_back(id);
         (tag, id)
     }
 
     /// A send slot of the port that holds no live send, under a new generation.
     fn free_slot(&mut self, port: PortId) -> SendId {
-        let slots = &mut self
-            .ports
-            .get_mut(&port)
-            .expect("an opened port")
-            .send_slots;
-        let live: Vec<u32> = self
-            .sends
-            .keys()
-            .filter(|k| k.0 == port)
-            .map(|k| k.1)
-            .collect();
-        let slot = (0..).find(|slot| !live.contains(slot)).expect("endless");
-        if slots.len() <= slot as usize {
-            slots.push(u32::MAX - 2);
-        }
-        let generation = &mut slots[slot as usize];
+        let p = self.ports.get_mut(&port).expect("an opened port");
+        let slot = p.free_slots.pop().unwrap_or_else(|| {
+            p.send_slots.push(u32::MAX - 2);
+            p.send_slots.len() as u32 - 1
+        });
+        let generation = &mut p.send_slots[slot as usize];
         *generation = generation.wrapping_add(1).max(1);
         SendId {
             port,
@@ -248,11 +243,45 @@ impl TestHost {
         }
     }
 
+    /// The send is over: its slot is free.
+    fn remove_send(&mut self, id: SendId) {
+        if let Some(send) = self.sends.remove(&key(id)) {
+            if send.accepted.is_none() {
+                self.leave_ring(id);
+            }
+            let port = self.ports.get_mut(&id.port).expect("an opened port");
+            port.free_slots.push(id.slot);
+        }
+    }
+
+    /// The send ring's consumer index passes it.
+    pub(super) fn leave_ring(&mut self, id: SendId) {
+        if self.ring.front() == Some(&id) {
+            self.ring.pop_front();
+        } else {
+            self.ring.retain(|other| *other != id);
+        }
+    }
+
     /// Events the application has not read yet.
     pub fn read_events(&mut self) -> Vec<Event> {
-        let new = self.events[self.read..].to_vec();
+        let new = self.events.range(self.read..).copied().collect();
         self.read = self.events.len();
+        self.forget_events();
         new
+    }
+
+    /// Whether there are some.
+    pub fn has_events(&self) -> bool {
+        self.read < self.events.len()
+    }
+
+    /// What is settled and read is in nobody's way.
+    pub(super) fn forget_events(&mut self) {
+        let over = self.read.min(self.settled);
+        self.events.drain(..over);
+        self.read -= over;
+        self.settled -= over;
     }
 
     // ---- the engine's side, beside `Host` ----
@@ -265,12 +294,12 @@ impl TestHost {
         Some(send.request)
     }
 
-    /// `submit` refused it: the engine completes the token itself.
     /// The stream of a send that has not ended.
     pub fn stream_of(&self, id: SendId) -> Option<StreamKey> {
         Some(self.sends.get(&key(id))?.request.stream)
     }
 
+    /// `submit` refused it: the engine completes the token itself.
     pub fn refuse_send(&mut self, id: SendId, reason: Reason) {
         assert!(
             self.sends[&key(id)].accepted.is_none(),
@@ -286,17 +315,14 @@ impl TestHost {
         for at in self.settled..self.events.len() {
             let event = self.events[at];
             match event {
-                Event::Completed { send, .. } => {
-                    self.sends.remove(&key(send));
-                    self.ring.retain(|id| *id != send);
-                }
+                Event::Completed { send, .. } => self.remove_send(send),
                 Event::Received {
                     stream,
                     epoch,
                     number,
                     ..
                 } => {
-                    for record in self.receive_records.iter_mut().flatten() {
+                    for record in self.receive_records.rows.iter_mut().flatten() {
                         if record.stream == stream
                             && record.epoch == epoch
                             && !serial_lt(number, record.next)
@@ -312,11 +338,9 @@ impl TestHost {
             }
         }
         self.settled = self.events.len();
-        for port in self.ports.values_mut() {
-            let claimed = std::mem::take(&mut port.claimed);
-            if port.open {
-                port.free
-                    .extend(claimed.into_iter().map(|(token, _)| token));
+        for name in self.ports.keys().copied().collect::<Vec<_>>() {
+            while let Some((token, _)) = self.ports.get_mut(&name).and_then(|p| p.claimed.pop()) {
+                self.give_back(name, token);
             }
         }
         self.ring.retain(|id| {
@@ -326,7 +350,7 @@ impl TestHost {
         });
         // A tag is newer than its record's `next` if the engine died between the two stores.
         for (record, epoch, number) in self.sends.values().filter_map(|send| send.accepted) {
-            if let Some(Some(r)) = self.send_records.get_mut(record.0 as usize)
+            if let Some(r) = self.send_records.get_mut(record)
                 && r.epoch == epoch
                 && !serial_lt(number, r.next)
             {
@@ -340,19 +364,14 @@ impl TestHost {
 
     /// What the ledger says.
     pub fn durable(&self) -> Durable {
-        let live = |records: &[Option<Record>]| -> Vec<(RecordId, Record)> {
-            let numbered = records.iter().enumerate();
-            numbered
-                .filter_map(|(i, r)| r.map(|r| (RecordId(i as u32), r)))
-                .collect()
-        };
         let accepted = || {
             self.sends
                 .values()
                 .filter_map(|s| s.accepted.map(|tag| (s.request, tag)))
         };
-        let sending = live(&self.send_records)
-            .into_iter()
+        let sending = self
+            .send_records
+            .live()
             .map(|(record, r)| RestoredSendStream {
                 record,
                 stream: r.stream,
@@ -360,18 +379,18 @@ impl TestHost {
                 epoch: r.epoch,
                 next: r.next,
             });
-        let receiving =
-            live(&self.receive_records)
-                .into_iter()
-                .map(|(record, r)| RestoredReceiveStream {
-                    record,
-                    stream: r.stream,
-                    incarnation: r.incarnation,
-                    epoch: r.epoch,
-                    base: r.next,
-                    nulled: r.nulled,
-                    closed: self.port_instance(r.stream.local) != Some(r.port_generation),
-                });
+        let receiving = self
+            .receive_records
+            .live()
+            .map(|(record, r)| RestoredReceiveStream {
+                record,
+                stream: r.stream,
+                incarnation: r.incarnation,
+                epoch: r.epoch,
+                base: r.next,
+                nulled: r.nulled,
+                closed: self.port_instance(r.stream.local) != Some(r.port_generation),
+            });
         Durable {
             peers: self
                 .peers
@@ -397,10 +416,7 @@ impl TestHost {
 
     /// Stream records in use, sending and receiving.
     pub fn records(&self) -> (usize, usize) {
-        (
-            self.send_records.iter().flatten().count(),
-            self.receive_records.iter().flatten().count(),
-        )
+        (self.send_records.len(), self.receive_records.len())
     }
 
     /// Which opening of the port is current, if it is open.
@@ -429,30 +445,50 @@ impl TestHost {
         };
         self.step();
         self.book.borrow_mut().completed(send.request.tag, status);
-        self.events.push(Event::Completed {
+        self.events.push_back(Event::Completed {
             id: send.request.tag,
             send: id,
             stream: send.request.stream,
             status,
         });
         self.step();
-        self.sends.remove(&key(id));
-        self.ring.retain(|other| *other != id);
+        self.remove_send(id);
         self.step();
         self.settled = self.events.len();
+        self.forget_events();
+    }
+
+    /// A claimed token that no message used is free again, or gone with its port.
+    pub(super) fn give_back(&mut self, port: PortId, mut token: Token) {
+        self.memory.push(std::mem::take(&mut token.bytes));
+        let p = self.ports.get_mut(&port).expect("the token's port");
+        let step = if p.open {
+            TokenStep::Released
+        } else {
+            TokenStep::Withdrawn
+        };
+        self.book
+            .borrow_mut()
+            .token(self.node, token.name(port), token.priority, step);
+        if p.open {
+            p.free.push(token);
+        }
+    }
+
+    /// Tokens the engine holds.
+    pub fn claimed(&self) -> usize {
+        self.ports.values().map(|port| port.claimed.len()).sum()
     }
 
     pub(super) fn send_record(&mut self, record: RecordId) -> &mut Record {
         self.send_records
-            .get_mut(record.0 as usize)
-            .and_then(Option::as_mut)
+            .get_mut(record)
             .expect("a live send record")
     }
 
     pub(super) fn receive_record(&mut self, record: RecordId) -> &mut Record {
         self.receive_records
-            .get_mut(record.0 as usize)
-            .and_then(Option::as_mut)
+            .get_mut(record)
             .expect("a live receive record")
     }
 }
@@ -461,19 +497,12 @@ pub(super) fn key(id: SendId) -> (PortId, u32, u32) {
     (id.port, id.slot, id.generation)
 }
 
-pub(super) fn insert(
-    records: &mut Vec<Option<Record>>,
-    max: usize,
-    record: Record,
-) -> Result<RecordId, TableFull> {
-    let index = match records.iter().position(Option::is_none) {
-        Some(free) => free,
-        None if records.len() < max => {
-            records.push(None);
-            records.len() - 1
+impl Token {
+    pub(super) fn name(&self, port: PortId) -> BufferId {
+        BufferId {
+            port,
+            slot: self.slot,
+            generation: self.generation,
         }
-        None => return Err(TableFull),
-    };
-    records[index] = Some(record);
-    Ok(RecordId(index as u32))
+    }
 }

@@ -8,7 +8,9 @@ use portolan_transport::ident::{BufferId, Peer, PortId, Priority, RecordId, Send
 use portolan_transport::wire::crc32c;
 
 use super::book::{Route, fill};
-use super::host::{Event, Record, TestHost, insert, key};
+use super::host::{Event, TestHost, key};
+use super::records::Record;
+use crate::checks::TokenStep;
 
 impl Host for TestHost {
     fn accept(&mut self, send: &SendRequest, record: RecordId, epoch: u32, number: u32) {
@@ -36,7 +38,7 @@ impl Host for TestHost {
         self.send_record(record).next = number.wrapping_add(1);
         self.step();
         if fresh {
-            self.ring.retain(|id| *id != send.id);
+            self.leave_ring(send.id);
         }
     }
 
@@ -76,17 +78,18 @@ impl Host for TestHost {
             .free
             .iter()
             .enumerate()
-            .filter(|(_, t)| t.priority == priority && t.bytes.len() >= len as usize);
-        let (index, _) = fits
-            .min_by_key(|(_, t)| t.bytes.len())
-            .ok_or(NoBuffer::NotNow)?;
-        let token = p.free.swap_remove(index);
-        let id = BufferId {
-            port,
-            slot: token.slot,
-            generation: token.generation,
-        };
+            .filter(|(_, t)| t.priority == priority && t.size >= len);
+        let (index, _) = fits.min_by_key(|(_, t)| t.size).ok_or(NoBuffer::NotNow)?;
+        let mut token = p.free.swap_remove(index);
+        // What is left of somebody else's message must never show.
+        token.bytes = self.memory.pop().unwrap_or_default();
+        token.bytes.clear();
+        token.bytes.resize(len as usize, 0xee);
+        let id = token.name(port);
         p.claimed.push((token, len));
+        self.book
+            .borrow_mut()
+            .token(self.node, id, priority, TokenStep::Claimed);
         Ok(id)
     }
 
@@ -98,9 +101,7 @@ impl Host for TestHost {
             .position(|(t, _)| t.slot == buffer.slot)
             .expect("a claimed buffer");
         let (token, _) = p.claimed.swap_remove(index);
-        if p.open {
-            p.free.push(token);
-        }
+        self.give_back(buffer.port, token);
     }
 
     fn write_payload(
@@ -150,20 +151,12 @@ impl Host for TestHost {
         if !p.open {
             return Err(MemoryFault);
         }
-        let bytes = claimed.0.bytes[..d.len as usize].to_vec();
         self.step();
         let route = Route {
             from: (d.stream.node, d.stream.remote),
             to: (self.node, d.stream.local),
             priority: d.stream.priority,
         };
-        self.book.borrow_mut().committed(route, d.tag, &bytes);
-        self.events.push(Event::Received {
-            id: d.tag,
-            stream: d.stream,
-            epoch: d.epoch,
-            number: d.number,
-        });
         // The token the event names is the application's from here on; generation 0 marks it for the replay.
         let p = self.ports.get_mut(&d.stream.local).expect("checked");
         let index = p
@@ -171,7 +164,20 @@ impl Host for TestHost {
             .iter()
             .position(|(t, _)| t.slot == d.buffer.slot)
             .expect("checked");
-        p.claimed[index].0.generation = 0;
+        let token = &mut p.claimed[index].0;
+        {
+            let mut book = self.book.borrow_mut();
+            book.committed(route, d.tag, &token.bytes[..d.len as usize]);
+            book.token(self.node, d.buffer, token.priority, TokenStep::Delivered);
+        }
+        token.generation = 0;
+        self.memory.push(std::mem::take(&mut token.bytes));
+        self.events.push_back(Event::Received {
+            id: d.tag,
+            stream: d.stream,
+            epoch: d.epoch,
+            number: d.number,
+        });
         self.step();
         let record = self.receive_record(d.record);
         (record.next, record.nulled) = (d.number.wrapping_add(1), record.nulled << 1);
@@ -183,6 +189,7 @@ impl Host for TestHost {
             .swap_remove(index);
         self.step();
         self.settled = self.events.len();
+        self.forget_events();
         Ok(())
     }
 
@@ -227,7 +234,7 @@ impl Host for TestHost {
             nulled: 0,
             port_generation,
         };
-        let record = insert(&mut self.send_records, self.max_records, record);
+        let record = self.send_records.insert(self.max_records, record);
         self.step();
         record
     }
@@ -235,7 +242,7 @@ impl Host for TestHost {
     fn free_send_record(&mut self, record: RecordId) {
         self.step();
         self.send_record(record);
-        self.send_records[record.0 as usize] = None;
+        self.send_records.remove(record);
         self.step();
     }
 
@@ -256,7 +263,7 @@ impl Host for TestHost {
             nulled: 0,
             port_generation,
         };
-        let record = insert(&mut self.receive_records, self.max_records, record);
+        let record = self.receive_records.insert(self.max_records, record);
         self.step();
         record
     }
@@ -264,7 +271,7 @@ impl Host for TestHost {
     fn free_receive_record(&mut self, record: RecordId) {
         self.step();
         self.receive_record(record);
-        self.receive_records[record.0 as usize] = None;
+        self.receive_records.remove(record);
         self.step();
     }
 

@@ -8,6 +8,7 @@ pub mod book;
 pub mod host;
 mod host_impl;
 pub mod net;
+mod records;
 pub mod rng;
 mod turns;
 

@@ -65,6 +65,7 @@ impl Net {
             net.engines.values().all(|e| e.host.holds_nothing())
         });
         self.run_for(MS);
+        self.book.borrow_mut().end_of_run();
     }
 
     fn diagnosis(&self) -> Vec<String> {

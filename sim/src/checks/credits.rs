@@ -1,0 +1,206 @@
+//! Receive buffers in use never exceed what their owner gave out, and after everything healed the credit is back in full.
+//!
+//! PROTOCOL *Credits*: `sent_buffers` and `credit_limit` are absolute serial counts in every frame header. The checker reads them
+//! off the wire and keeps, per engine and peer, what was sent and what was allowed. An *association* is the incarnations and
+//! engine epochs of both ends; a new one starts with what its sender may fill unasked.
+
+use std::collections::BTreeMap;
+
+use portolan_transport::ident::{NodeId, Peer, serial_lt};
+use portolan_transport::wire::Chunk;
+
+use super::{Check, FrameSeen, Verdict};
+use crate::harness::book::Message;
+
+/// Payload bytes of one receive buffer.
+const BUFFER_BYTES: usize = 3840;
+
+/// Both ends as one end knows them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Association {
+    ours: (u32, u32),
+    theirs: (u32, u32),
+}
+
+/// What one engine sent to one peer.
+#[derive(Clone, Copy, Debug, Default)]
+struct Account {
+    association: Association,
+    /// The newest `sent_buffers`.
+    sent: u32,
+    /// How far it may go.
+    limit: u32,
+    /// The highest `sent_buffers` of the peer's that arrived here.
+    seen: Option<u32>,
+    /// Its newest frame arrived, and then one of the peer's: both know all.
+    arrived: bool,
+    answered: bool,
+}
+
+/// The checker.
+#[derive(Default)]
+pub struct Credits {
+    eager: BTreeMap<NodeId, u32>,
+    /// Credit may be withheld: peers beyond the budget have none.
+    rationed: bool,
+    accounts: BTreeMap<(Peer, Peer), Account>,
+}
+
+impl Credits {
+    /// `eager`: the receive buffers each node lets a peer fill unasked. `rationed`: not every peer has them.
+    pub fn new(eager: BTreeMap<NodeId, u32>, rationed: bool) -> Self {
+        Self {
+            eager,
+            rationed,
+            accounts: BTreeMap::new(),
+        }
+    }
+
+    fn eager(&self, node: NodeId) -> u32 {
+        self.eager.get(&node).copied().unwrap_or(0)
+    }
+}
+
+/// Whether the frame fills buffers unasked.
+fn is_charged(seen: &FrameSeen<'_>) -> bool {
+    seen.frame.chunks().any(|(chunk, _)| match chunk {
+        Chunk::Eager { .. } => true,
+        Chunk::Rts { payload, .. } => payload.len > 0,
+        _ => false,
+    })
+}
+
+impl Check for Credits {
+    fn name(&self) -> &'static str {
+        "credits"
+    }
+
+    fn frame_sent(&mut self, seen: &FrameSeen<'_>) -> Verdict {
+        let header = seen.frame.header();
+        if seen.from.node == seen.to.node || header.dst_incarnation == 0 {
+            return Ok(());
+        }
+        let eager = self.eager(seen.to.node);
+        let own = self.eager(seen.from.node);
+        let account = self.accounts.entry((seen.from, seen.to)).or_default();
+        let ours = (header.src_incarnation, header.engine_epoch);
+        if account.association.ours != ours {
+            *account = Account {
+                association: Association {
+                    ours,
+                    theirs: (header.dst_incarnation, 0),
+                },
+                sent: header.sent_buffers,
+                limit: header.sent_buffers.wrapping_add(eager.max(own)),
+                ..Account::default()
+            };
+            return Ok(());
+        }
+        if account.association.theirs.0 != header.dst_incarnation {
+            account.association.theirs = (header.dst_incarnation, 0);
+            account.limit = account.sent.wrapping_add(eager.max(own));
+            account.seen = None;
+        }
+        let charged = is_charged(seen);
+        let buffers = if charged {
+            seen.len.div_ceil(BUFFER_BYTES) as u32
+        } else {
+            0
+        };
+        let used = header.sent_buffers.wrapping_sub(account.sent);
+        if used != buffers {
+            return Err(format!(
+                "{:?} -> {:?}: a frame of {} bytes uses {buffers} buffers, sent_buffers went from {} to {}",
+                seen.from, seen.to, seen.len, account.sent, header.sent_buffers
+            ));
+        }
+        if charged && serial_lt(account.limit, header.sent_buffers) {
+            return Err(format!(
+                "{:?} -> {:?}: sent_buffers {} beyond the limit {}",
+                seen.from, seen.to, header.sent_buffers, account.limit
+            ));
+        }
+        account.sent = header.sent_buffers;
+        (account.arrived, account.answered) = (false, false);
+        if let Some(theirs) = account.seen
+            && header.credit_limit.wrapping_sub(theirs) as i32 > own as i32
+        {
+            return Err(format!(
+                "{:?} allows {:?} up to {}, {} more than it has seen; it gives out {own}",
+                seen.from,
+                seen.to,
+                header.credit_limit,
+                header.credit_limit.wrapping_sub(theirs)
+            ));
+        }
+        Ok(())
+    }
+
+    fn frame_received(&mut self, seen: &FrameSeen<'_>) -> Verdict {
+        let header = seen.frame.header();
+        if let Some(theirs) = self.accounts.get_mut(&(seen.from, seen.to))
+            && theirs.sent == header.sent_buffers
+            && theirs.association.ours == (header.src_incarnation, header.engine_epoch)
+        {
+            theirs.arrived = true;
+        }
+        let eager = self.eager(seen.from.node).max(self.eager(seen.to.node));
+        let Some(account) = self.accounts.get_mut(&(seen.to, seen.from)) else {
+            return Ok(());
+        };
+        let theirs = (header.src_incarnation, header.engine_epoch);
+        if header.dst_incarnation != account.association.ours.0
+            || theirs.0 != account.association.theirs.0
+        {
+            return Ok(()); // of or for somebody who is gone
+        }
+        if theirs.1 != account.association.theirs.1 {
+            account.association.theirs = theirs;
+            account.limit = account.sent.wrapping_add(eager);
+            account.seen = None;
+        }
+        if serial_lt(account.limit, header.credit_limit) {
+            account.limit = header.credit_limit;
+        }
+        if account
+            .seen
+            .is_none_or(|seen| serial_lt(seen, header.sent_buffers))
+        {
+            account.seen = Some(header.sent_buffers);
+        }
+        account.answered = account.arrived
+            && account
+                .sent
+                .wrapping_add(self.eager.get(&seen.from.node).copied().unwrap_or(0))
+                == header.credit_limit;
+        Ok(())
+    }
+
+    fn node_restarted(&mut self, node: NodeId) {
+        self.accounts
+            .retain(|(from, to), _| from.node != node && to.node != node);
+    }
+
+    fn end_of_run(&mut self, _messages: &[Message]) -> Verdict {
+        if self.rationed {
+            return Ok(());
+        }
+        // The newest frame arrived and the peer spoke after it: then the limit is as far as at first.
+        for ((from, to), account) in &self.accounts {
+            let back = self.accounts.get(&(*to, *from));
+            let both = back.is_some_and(|back| {
+                back.arrived && back.association.ours == account.association.theirs
+            });
+            let missing = account
+                .sent
+                .wrapping_add(self.eager(to.node))
+                .wrapping_sub(account.limit) as i32;
+            if account.arrived && both && !account.answered && missing > 0 {
+                return Err(format!(
+                    "{from:?} -> {to:?}: {missing} buffers of credit never came back: {account:?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
