@@ -17,6 +17,7 @@ use hostile::watch::{Watch, counters};
 use portolan_abi::event::{Event, EventKind};
 use portolan_abi::port::PortGeometry;
 use portolan_testbed::{Encap, Lab};
+use portolan_transport::policy::AckMode;
 use portolan_transport::wire::{self, Chunk, Payload, StreamRef, WireError, crc32c};
 
 /// The attacked port of node 1, and the forged node with its port.
@@ -340,6 +341,7 @@ fn every_broken_frame_is_counted_and_dropped(encap: Encap, mtu: u32) {
         start: Some(FIRST),
         number: FIRST,
         tag: 0x7a67,
+        ack: AckMode::Policy,
         payload: payload(&message),
     };
     let frame = assault.forger.build(&[(beside, &[]), (eager, &message)]);
@@ -358,6 +360,7 @@ fn every_broken_frame_is_counted_and_dropped(encap: Encap, mtu: u32) {
         start: Some(number),
         number,
         tag: 0x1096,
+        ack: AckMode::Policy,
         total: 600,
         payload: payload(&message[..200]),
     };
@@ -390,6 +393,7 @@ fn every_broken_frame_is_counted_and_dropped(encap: Encap, mtu: u32) {
             start: Some(number),
             number,
             tag: 4,
+            ack: AckMode::Policy,
             payload: payload(&message),
         };
         let frame = assault.forger.build(&[(eager, &message)]);
@@ -448,6 +452,7 @@ fn datagrams_shorter_than_they_say_are_dropped() {
         start: Some(FIRST),
         number: FIRST,
         tag: 1,
+        ack: AckMode::Policy,
         payload: payload(&message),
     };
     let frame = forger.build(&[(eager, &message)]);

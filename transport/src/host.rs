@@ -7,6 +7,7 @@
 use alloc::vec::Vec;
 
 use crate::ident::{BufferId, Peer, PortId, Priority, RecordId, SendId, StreamKey};
+use crate::policy::AckMode;
 
 /// A send as the host validated it. Payload stays with the host and is read by [`Host::read_payload`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub struct SendRequest {
     pub tag: u64,
     /// When the send is given up with [`Reason::Deadline`]; `u64::MAX` for never.
     pub deadline: u64,
+    /// When its delivery is acknowledged.
+    pub ack: AckMode,
 }
 
 /// How a send ended. Never a guess.
@@ -60,6 +63,8 @@ pub enum Reason {
     Incompatible = 10,
     /// A table is full (streams, peers); the sender may try again later.
     NoResources = 11,
+    /// The receiving application refused it on its first chunk (RMPP's up-call).
+    Refused = 12,
 }
 
 /// A message placed, verified and next in its stream's order: [`Host::commit`] makes it the application's.
@@ -73,12 +78,78 @@ pub struct Delivery {
     pub record: RecordId,
     /// The stream's epoch.
     pub epoch: u32,
-    /// The message's number; the record's base becomes `number + 1`.
+    /// The message's number.
     pub number: u32,
-    /// Bytes.
+    /// What the stream's record says with this commit: [`after_commit`] of what it said before.
+    pub base: u32,
+    /// The second half of it.
+    pub bits: u32,
+    /// Bytes delivered.
     pub len: u32,
+    /// Bytes the sender sent: more than `len` if the application shortened the message.
+    pub total: u32,
     /// The sender's tag.
     pub tag: u64,
+}
+
+/// A message's first chunk, shown to the application before it is accepted (RMPP's up-call, 001).
+#[derive(Clone, Copy, Debug)]
+pub struct Offer<'a> {
+    /// From (remote) and to (local).
+    pub stream: StreamKey,
+    /// The stream's epoch.
+    pub epoch: u32,
+    /// The message's number.
+    pub number: u32,
+    /// Its length.
+    pub total: u32,
+    /// The sender's tag.
+    pub tag: u64,
+    /// The first bytes that came, their checksum verified; perhaps none.
+    pub first: &'a [u8],
+}
+
+/// What the application wants of an offered message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// All of it.
+    Accept,
+    /// Its first bytes only: so many, at most `total`.
+    Shorten(u32),
+    /// Nothing: the send ends as NotDelivered(Refused).
+    Refuse,
+    /// It is being asked: the message is treated as one without a buffer until
+    /// [`Endpoint::buffer_provided`](crate::Endpoint::buffer_provided) is called for the port.
+    Undecided,
+}
+
+/// A receiving record after number `number` was committed: `base`, the lowest number not committed, and `bits`. The low half of
+/// `bits` looks back: bit i says that `base - 1 - i` was given up by its sender, who has not confirmed that it knows. The high half
+/// looks ahead: bit 16 + i says that `base + 1 + i` is committed, which only happens where messages commit in order of arrival.
+///
+/// `given_up`: the number was committed without a delivery, and its sender does not know; such numbers commit only at `base`.
+/// The one place where this word is computed: for the endpoint, and for a host that replays commits it had not settled.
+pub fn after_commit(base: u32, bits: u32, number: u32, given_up: bool) -> (u32, u32) {
+    let (mut behind, mut ahead) = (bits & 0xffff, bits >> 16);
+    let distance = number.wrapping_sub(base);
+    if distance > 16 {
+        return (base, bits); // committed before, or nothing that was ever accepted
+    }
+    if distance > 0 {
+        ahead |= 1 << (distance - 1);
+        return (base, behind | ahead << 16);
+    }
+    let mut base = base;
+    let mut lowest = u32::from(given_up);
+    loop {
+        base = base.wrapping_add(1);
+        behind = (behind << 1) & 0xffff | core::mem::take(&mut lowest);
+        let next = ahead & 1 != 0;
+        ahead >>= 1;
+        if !next {
+            return (base, behind | ahead << 16);
+        }
+    }
 }
 
 /// Why no buffer was claimed.
@@ -122,6 +193,12 @@ pub trait Host {
 
     // ---- receiving ----
 
+    /// Asks the application about a message's first chunk, if the port wants to be asked.
+    fn offer(&mut self, offer: &Offer<'_>) -> Verdict {
+        let _ = offer;
+        Verdict::Accept
+    }
+
     /// Takes the receive token with the smallest size class that holds `len` bytes at `priority`.
     fn claim(&mut self, port: PortId, priority: Priority, len: u32) -> Result<BufferId, NoBuffer>;
 
@@ -136,14 +213,14 @@ pub trait Host {
         from: &[u8],
     ) -> Result<u32, MemoryFault>;
 
-    /// **Commit**: event → producer index (the commit point) → stream {base, nulled << 1} → slot generation → events_settled. Never
+    /// **Commit**: event → producer index (the commit point) → stream {base, bits} → slot generation → events_settled. Never
     /// blocks: the event ring holds every token. Only after it returns may the number be acknowledged. An error means the port
     /// closed under us: nothing was committed.
     fn commit(&mut self, delivery: &Delivery) -> Result<(), MemoryFault>;
 
-    /// Commits a number without a delivery (a NULL or a MSGDROP), or forgets a confirmed NULL: the stream record's {base, nulled}
+    /// Commits a number without a delivery (a NULL or a MSGDROP), or forgets a confirmed NULL: the stream record's {base, bits}
     /// becomes this pair, in one store.
-    fn commit_base(&mut self, record: RecordId, epoch: u32, base: u32, nulled: u32);
+    fn commit_base(&mut self, record: RecordId, epoch: u32, base: u32, bits: u32);
 
     // ---- durable records ----
 
@@ -162,7 +239,7 @@ pub trait Host {
     /// Frees a sending stream's record.
     fn free_send_record(&mut self, record: RecordId);
 
-    /// A receiving stream's record, {epoch}, {base, no nulled}, tagged with the peer's incarnation.
+    /// A receiving stream's record, {epoch}, {base, no bits}, tagged with the peer's incarnation.
     fn open_receive_record(
         &mut self,
         stream: StreamKey,
@@ -176,6 +253,9 @@ pub trait Host {
 
     /// Stores what is known of a peer: its incarnation and the epoch floor below which a START is refused.
     fn store_peer(&mut self, peer: Peer, incarnation: u64, floor: u32) -> Result<(), TableFull>;
+
+    /// What [`Host::store_peer`] stored last of this peer: for one that was idle and forgotten.
+    fn load_peer(&self, peer: Peer) -> Option<(u64, u32)>;
 }
 
 /// What a ledger held when an engine took over: the arguments of [`crate::Endpoint::restore`].
@@ -219,8 +299,8 @@ pub struct RestoredReceiveStream {
     pub epoch: u32,
     /// The next number to commit.
     pub base: u32,
-    /// Bit i: number `base - 1 - i` was given up by its sender, who has not confirmed that it knows.
-    pub nulled: u32,
+    /// What [`after_commit`] says of it.
+    pub bits: u32,
     /// The port's instance that opened the record is closed (even if the port is open again): the stream answers PortClosed and
     /// never delivers to the port's next owner.
     pub closed: bool,

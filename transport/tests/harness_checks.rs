@@ -111,6 +111,9 @@ fn claimed() -> (TestHost, Delivery, SharedBook) {
     let buffer = host.claim(PortId(2), Priority::Low, 10).unwrap();
     host.write_payload(buffer, 0, &bytes(0, 10)).unwrap();
     let delivery = Delivery {
+        base: 0,
+        bits: 0,
+        total: 10,
         buffer,
         stream,
         record,

@@ -8,22 +8,22 @@ use portolan_transport::wire::crc::{crc32c, crc32c_append};
 /// Makes the header checksum right again.
 fn reseal(frame: &mut [u8]) {
     let len = usize::from(u16::from_be_bytes([frame[4], frame[5]]));
-    if (40..=frame.len()).contains(&len) {
-        frame[36..40].fill(0);
-        let crc = crc32c_append(crc32c(&frame[..40]), &frame[40..len]);
-        frame[36..40].copy_from_slice(&crc.to_be_bytes());
+    if (48..=frame.len()).contains(&len) {
+        frame[44..48].fill(0);
+        let crc = crc32c_append(crc32c(&frame[..48]), &frame[48..len]);
+        frame[44..48].copy_from_slice(&crc.to_be_bytes());
     }
 }
 
 /// Tampers with a frame of the liar's. Who it says it is and whom it is for mostly stay, so that the lie is heard.
 fn forge(rng: &mut Rng, frame: &mut [u8]) {
-    let header = frame[..40].to_vec();
+    let header = frame[..48].to_vec();
     let len = usize::from(u16::from_be_bytes([frame[4], frame[5]])).min(frame.len());
     match rng.below(10) {
         // Numbers of chunks become extreme.
         0..=5 if len > 44 => {
             for _ in 0..1 + rng.below(3) {
-                let at = 40 + rng.below((len - 40) as u64 / 4) as usize * 4;
+                let at = 48 + rng.below((len - 48) as u64 / 4) as usize * 4;
                 let old =
                     u32::from_be_bytes([frame[at], frame[at + 1], frame[at + 2], frame[at + 3]]);
                 let near = old.wrapping_add(rng.below(9) as u32).wrapping_sub(4);
@@ -43,7 +43,7 @@ fn forge(rng: &mut Rng, frame: &mut [u8]) {
         }
         // Kinds are exchanged, flags flipped.
         6 if len > 44 => {
-            frame[40] = 1 + rng.below(24) as u8;
+            frame[48] = 1 + rng.below(24) as u8;
             frame[41] ^= 1 << rng.below(3);
         }
         // Credits and the engine's epoch.

@@ -250,7 +250,7 @@ pub(super) fn commit(ledger: Ledger<'_>, port: &mut Port, delivery: &Delivery) {
     // The event, then **the commit point**: the message is the application's. If we die from here on, restore does the rest from the
     // event itself; the peer, not yet acknowledged, sends again and is told that its number is past.
     port.publish_event(&event);
-    settle_base(ledger, delivery.record, delivery.number.wrapping_add(1));
+    commit_base(ledger, delivery.record, delivery.base, delivery.bits);
     settle_slot(
         ledger,
         port.number(),
@@ -260,22 +260,11 @@ pub(super) fn commit(ledger: Ledger<'_>, port: &mut Port, delivery: &Delivery) {
     settle(ledger, port);
 }
 
-/// Commits a number without a delivery, or forgets a confirmed NULL.
-pub(super) fn commit_base(ledger: Ledger<'_>, record: RecordId, base: u32, nulled: u32) {
+/// What a receiving stream has committed, as [`after_commit`](portolan_transport::host::after_commit) computed it; acknowledgements are read
+/// from it.
+pub(super) fn commit_base(ledger: Ledger<'_>, record: RecordId, base: u32, bits: u32) {
     if let Some(stream) = ledger.receive_streams().get(record.0 as usize) {
-        store(&stream.base, pair(nulled, base));
-    }
-}
-
-/// The next number to commit after deliveries; what acknowledgements are read from. The numbers given up keep their bits.
-pub(super) fn settle_base(ledger: Ledger<'_>, record: RecordId, base: u32) {
-    if let Some(stream) = ledger.receive_streams().get(record.0 as usize) {
-        let (nulled, before) = unpair(stream.base.load(Ordering::Relaxed));
-        let moved = base.wrapping_sub(before);
-        store(
-            &stream.base,
-            pair(nulled.checked_shl(moved).unwrap_or(0), base),
-        );
+        store(&stream.base, pair(bits, base));
     }
 }
 

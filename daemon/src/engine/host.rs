@@ -120,6 +120,7 @@ impl EngineHost {
                     0 => self.default_timeout,
                     us => u64::from(us) * 1_000,
                 }),
+                ack: portolan_transport::policy::AckMode::Policy,
             }),
             portolan_abi::token::Opcode::ResumeSending => Order::Resume(id, stream),
             portolan_abi::token::Opcode::DropSends => Order::Drop(id, stream),
@@ -284,8 +285,8 @@ impl Host for EngineHost {
         Ok(())
     }
 
-    fn commit_base(&mut self, record: RecordId, _epoch: u32, base: u32, nulled: u32) {
-        commit::commit_base(self.facts.ledger(), record, base, nulled);
+    fn commit_base(&mut self, record: RecordId, _epoch: u32, base: u32, bits: u32) {
+        commit::commit_base(self.facts.ledger(), record, base, bits);
     }
 
     fn draw_epoch(&mut self) -> u32 {
@@ -320,6 +321,10 @@ impl Host for EngineHost {
 
     fn free_receive_record(&mut self, record: RecordId) {
         self.facts.free_receive(record);
+    }
+
+    fn load_peer(&self, peer: Peer) -> Option<(u64, u32)> {
+        self.facts.load_peer(peer)
     }
 
     fn store_peer(&mut self, peer: Peer, incarnation: u64, floor: u32) -> Result<(), TableFull> {

@@ -194,17 +194,19 @@ impl Facts {
 
     /// Peers with incarnation and floor, for [`portolan_transport::host::Durable`].
     pub fn peers(&self) -> impl Iterator<Item = (Peer, u64, u32)> {
-        self.peers.iter().map(|(peer, index)| {
-            let record = &self.ledger.peers()[*index as usize];
-            let incarnation = record.incarnation.load(Ordering::Acquire);
-            let (owner, floor) = unpair(record.floor.load(Ordering::Acquire));
-            let floor = if owner == incarnation as u32 {
-                floor
-            } else {
-                0
-            };
-            (*peer, incarnation, floor)
+        self.peers.keys().filter_map(|peer| {
+            let (incarnation, floor) = self.load_peer(*peer)?;
+            Some((*peer, incarnation, floor))
         })
+    }
+
+    /// A peer's incarnation and epoch floor.
+    pub fn load_peer(&self, peer: Peer) -> Option<(u64, u32)> {
+        let record = &self.ledger.peers()[*self.peers.get(&peer)? as usize];
+        let incarnation = record.incarnation.load(Ordering::Acquire);
+        let (owner, floor) = unpair(record.floor.load(Ordering::Acquire));
+        let fits = owner == incarnation as u32;
+        Some((incarnation, if fits { floor } else { 0 }))
     }
 }
 

@@ -90,10 +90,11 @@ fn replay_received(ledger: Ledger<'_>, port: u16, event: &Event) {
         && stream.key.load(Ordering::Acquire) == key
         && stream.epoch.load(Ordering::Acquire) as u32 == event.epoch
     {
-        let next = event.number.wrapping_add(1);
-        let (_, base) = unpair(stream.base.load(Ordering::Acquire));
-        if serial_lt(base, next) {
-            commit::settle_base(ledger, RecordId(event.record), next);
+        let (bits, base) = unpair(stream.base.load(Ordering::Acquire));
+        if !serial_lt(event.number, base) {
+            let (base, bits) =
+                portolan_transport::host::after_commit(base, bits, event.number, false);
+            commit::commit_base(ledger, RecordId(event.record), base, bits);
         }
     }
     if let Some(fact) = ledger.receives(port).get(event.slot as usize)
@@ -186,14 +187,14 @@ pub(super) fn durable(host: &mut EngineHost) -> Durable {
         if let Some(stream) = stream_of(record.key.load(Ordering::Acquire)) {
             let (instance, epoch) = unpair(record.epoch.load(Ordering::Acquire));
             let served = host.ports.get(stream.local.0).map(Port::generation);
-            let (nulled, base) = unpair(record.base.load(Ordering::Acquire));
+            let (bits, base) = unpair(record.base.load(Ordering::Acquire));
             durable.receiving.push(RestoredReceiveStream {
                 record: RecordId(index as u32),
                 stream,
                 incarnation: record.incarnation.load(Ordering::Acquire),
                 epoch,
                 base,
-                nulled,
+                bits,
                 closed: served != Some(instance),
             });
         }
@@ -226,6 +227,7 @@ fn restored_sends(ledger: Ledger<'_>, port: &Port, durable: &mut Durable) {
             len: send.len,
             tag: send.message_tag,
             deadline: send.deadline,
+            ack: portolan_transport::policy::AckMode::Policy,
         };
         // By key, not by record: a stream that was reopened has a new record and the same numbers. Of two, the one of the later epoch.
         let stream = (durable.sending.iter_mut())

@@ -11,11 +11,12 @@ use std::collections::{BTreeMap, VecDeque};
 
 use portolan_transport::host::{
     Durable, Reason, RestoredReceiveStream, RestoredSend, RestoredSendStream, SendRequest,
-    SendStatus,
+    SendStatus, after_commit,
 };
 use portolan_transport::ident::{
     BufferId, NodeId, Peer, PortId, Priority, RecordId, SendId, StreamKey, serial_lt,
 };
+use portolan_transport::policy::AckMode;
 
 use super::book::{Route, SharedBook};
 use super::records::{Record, Records};
@@ -214,6 +215,7 @@ impl TestHost {
             len,
             tag,
             deadline,
+            ack: AckMode::Policy,
         };
         self.sends.insert(
             key(id),
@@ -327,8 +329,8 @@ impl TestHost {
                             && record.epoch == epoch
                             && !serial_lt(number, record.next)
                         {
-                            record.next = number.wrapping_add(1);
-                            record.nulled <<= 1;
+                            (record.next, record.bits) =
+                                after_commit(record.next, record.bits, number, false);
                         }
                     }
                     // The buffer's generation is consumed.
@@ -388,7 +390,7 @@ impl TestHost {
                 incarnation: r.incarnation,
                 epoch: r.epoch,
                 base: r.next,
-                nulled: r.nulled,
+                bits: r.bits,
                 closed: self.port_instance(r.stream.local) != Some(r.port_generation),
             });
         Durable {

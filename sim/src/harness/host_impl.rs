@@ -2,7 +2,7 @@
 
 use portolan_transport::Host;
 use portolan_transport::host::{
-    Delivery, MemoryFault, NoBuffer, SendRequest, SendStatus, TableFull,
+    Delivery, MemoryFault, NoBuffer, SendRequest, SendStatus, TableFull, after_commit,
 };
 use portolan_transport::ident::{BufferId, Peer, PortId, Priority, RecordId, SendId, StreamKey};
 use portolan_transport::wire::crc32c;
@@ -138,8 +138,13 @@ impl Host for TestHost {
             (d.stream, d.epoch),
             "committed on another stream's record"
         );
-        assert_eq!(r.next, d.number, "commits are in order");
-        assert_eq!(r.nulled >> 31, 0, "an unconfirmed NULL is forgotten");
+        assert_eq!(
+            after_commit(r.next, r.bits, d.number, false),
+            (d.base, d.bits),
+            "the record follows the commit"
+        );
+        assert_ne!((r.next, r.bits), (d.base, d.bits), "committed before");
+        keeps_nulls(r.bits, d.bits);
         assert_eq!(d.buffer.port, d.stream.local);
         let p = self.ports.get(&d.stream.local).expect("the stream's port");
         let claimed = p
@@ -180,7 +185,7 @@ impl Host for TestHost {
         });
         self.step();
         let record = self.receive_record(d.record);
-        (record.next, record.nulled) = (d.number.wrapping_add(1), record.nulled << 1);
+        (record.next, record.bits) = (d.base, d.bits);
         self.step();
         self.ports
             .get_mut(&d.stream.local)
@@ -193,18 +198,26 @@ impl Host for TestHost {
         Ok(())
     }
 
-    fn commit_base(&mut self, record: RecordId, epoch: u32, base: u32, nulled: u32) {
+    fn commit_base(&mut self, record: RecordId, epoch: u32, base: u32, bits: u32) {
         let r = *self.receive_record(record);
         assert_eq!(r.epoch, epoch);
-        let moved = base.wrapping_sub(r.next);
-        assert!(moved <= 1, "one number at a time: {} to {base}", r.next);
-        assert!(
-            moved == 0 || r.nulled >> 31 == 0,
-            "an unconfirmed NULL is forgotten"
-        );
+        if base == r.next {
+            assert_eq!(
+                bits & !r.bits,
+                0,
+                "only confirmations change the bits alone"
+            );
+        } else {
+            let (null, drop) = (
+                after_commit(r.next, r.bits, r.next, true),
+                after_commit(r.next, r.bits, r.next, false),
+            );
+            assert!([null, drop].contains(&(base, bits)), "{} to {base}", r.next);
+            keeps_nulls(r.bits, drop.1);
+        }
         self.step();
         let record = self.receive_record(record);
-        (record.next, record.nulled) = (base, nulled);
+        (record.next, record.bits) = (base, bits);
         self.step();
     }
 
@@ -231,7 +244,7 @@ impl Host for TestHost {
             incarnation,
             epoch,
             next,
-            nulled: 0,
+            bits: 0,
             port_generation,
         };
         let record = self.send_records.insert(self.max_records, record);
@@ -260,7 +273,7 @@ impl Host for TestHost {
             incarnation,
             epoch,
             next: base,
-            nulled: 0,
+            bits: 0,
             port_generation,
         };
         let record = self.receive_records.insert(self.max_records, record);
@@ -275,10 +288,23 @@ impl Host for TestHost {
         self.step();
     }
 
+    fn load_peer(&self, peer: Peer) -> Option<(u64, u32)> {
+        self.peers.get(&peer).copied()
+    }
+
     fn store_peer(&mut self, peer: Peer, incarnation: u64, floor: u32) -> Result<(), TableFull> {
         self.step();
         self.peers.insert(peer, (incarnation, floor));
         self.step();
         Ok(())
     }
+}
+
+/// A commit must not shift a NULL out of the word that its sender has not confirmed.
+fn keeps_nulls(before: u32, after: u32) {
+    let nulls = |bits: u32| (bits & 0xffff).count_ones();
+    assert!(
+        nulls(after) >= nulls(before),
+        "an unconfirmed NULL is forgotten"
+    );
 }

@@ -11,8 +11,8 @@ pub(super) struct Record {
     pub(super) epoch: u32,
     /// Next to send, or base.
     pub(super) next: u32,
-    /// Bitmap of numbers before `next` that ended as an unconfirmed NULL; receiving only.
-    pub(super) nulled: u32,
+    /// See [`after_commit`](portolan_transport::host::after_commit); receiving only.
+    pub(super) bits: u32,
     /// The opening of the local port it belongs to.
     pub(super) port_generation: u32,
 }

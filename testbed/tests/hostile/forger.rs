@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use portolan_abi::event::Certainty;
 use portolan_abi::port::PortGeometry;
 use portolan_testbed::{Encap, Lab, Node};
-use portolan_transport::wire::chunk::Hello;
+use portolan_transport::wire::chunk::{Hello, PolicyWire, Received};
 use portolan_transport::wire::{self, Chunk, FrameHeader, FrameWriter};
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 
@@ -42,7 +42,7 @@ pub struct Forger {
 struct Theirs {
     incarnation: u64,
     cluster: u64,
-    policy: u32,
+    policy: PolicyWire,
     max_frame: u16,
 }
 
@@ -96,6 +96,7 @@ impl Forger {
             engine_epoch: 1,
             sent_buffers: self.sent_buffers,
             credit_limit: 100_000,
+            ..FrameHeader::default()
         };
         let len = writer.finish(&header);
         bytes.truncate(len);
@@ -116,6 +117,7 @@ impl Forger {
             wire_max: 1,
             queues: 1,
             max_frame: self.theirs.max_frame,
+            window: 64,
             policy: self.theirs.policy,
             name: "forger",
         }
@@ -172,6 +174,7 @@ impl Forger {
                 let answer = Chunk::Ack {
                     stream: *stream,
                     base: number.wrapping_add(1),
+                    received: Received::default(),
                 };
                 self.send(&self.build(&[(answer, &[])]));
             }

@@ -52,6 +52,7 @@ impl Endpoint {
                 number,
                 tag,
                 payload,
+                ..
             } => {
                 let total = u32::from(payload.len);
                 (First::Message { total, tag }, stream, start, number)
@@ -100,8 +101,8 @@ impl Endpoint {
         };
         if entry.closed {
             // Only when no NULL waits for its confirmation: `base` must say *delivered*.
-            entry.due.nulled = entry.nulled != 0;
-            entry.due.port_closed = entry.nulled == 0;
+            entry.due.nulled = entry.nulled() != 0;
+            entry.due.port_closed = entry.nulled() == 0;
             return self.queue_control(slot);
         }
         if serial_lt(entry.arrival, number) {
@@ -266,7 +267,7 @@ impl Endpoint {
             self.counters.duplicates += 1;
         }
         stream.due.ack = true;
-        stream.due.nulled |= stream.nulled != 0;
+        stream.due.nulled |= stream.nulled() != 0;
         match stream.index(number) {
             Some(index) => {
                 if let First::Null = first {

@@ -12,7 +12,7 @@
 use super::Endpoint;
 use super::receive_stream::{Incoming, Kind};
 use super::timers::Owner;
-use crate::host::{Delivery, Host};
+use crate::host::{Delivery, Host, after_commit};
 use crate::ident::{Nanos, Priority};
 use crate::policy::Ack;
 use crate::wire::StreamRef;
@@ -54,8 +54,8 @@ impl Endpoint {
                 break;
             }
             let number = stream.base;
-            let base = number.wrapping_add(1);
-            let mut nulled = stream.nulled << 1;
+            let given_up = matches!(incoming.kind, Kind::Null);
+            let (base, bits) = after_commit(number, stream.bits, number, given_up);
             match incoming.kind {
                 Kind::Placing(_)
                 | Kind::Drop {
@@ -68,7 +68,10 @@ impl Endpoint {
                         record: stream.record,
                         epoch: stream.epoch,
                         number,
+                        base,
+                        bits,
                         len: incoming.len,
+                        total: incoming.len,
                         tag: incoming.tag,
                     };
                     if host.commit(&delivery).is_err() {
@@ -83,18 +86,17 @@ impl Endpoint {
                     }
                 }
                 Kind::Null => {
-                    nulled |= 1;
-                    host.commit_base(stream.record, stream.epoch, base, nulled);
+                    host.commit_base(stream.record, stream.epoch, base, bits);
                     stream.due.nulled = true;
                     long_end = true;
                 }
                 Kind::Drop { .. } => {
-                    host.commit_base(stream.record, stream.epoch, base, nulled);
+                    host.commit_base(stream.record, stream.epoch, base, bits);
                     long_end = true;
                 }
             }
             stream.messages.pop_front();
-            (stream.base, stream.nulled) = (base, nulled);
+            (stream.base, stream.bits) = (base, bits);
             let peer = stream.peer;
             if let Some(entry) = self.peers.get_mut(peer) {
                 entry.placing = entry.placing.saturating_sub(1);
@@ -130,7 +132,9 @@ impl Endpoint {
                     self.timers.arm(Owner::Peer(peer), entry.ack_due);
                 }
             }
-            Ack::Immediate | Ack::Delayed { .. } => self.mark_ready(peer, Priority::High),
+            Ack::Immediate | Ack::Delayed { .. } | Ack::Piggybacked { .. } => {
+                self.mark_ready(peer, Priority::High)
+            }
         }
     }
 
@@ -156,7 +160,7 @@ impl Endpoint {
         };
         stream.due.ack = true;
         stream.due.drops = true;
-        stream.due.nulled |= stream.nulled != 0;
+        stream.due.nulled |= stream.nulled() != 0;
         for incoming in &stream.messages {
             if let Kind::Placing(row) = incoming.kind
                 && let Some(long) = self.longs.get_mut(row)
@@ -184,8 +188,8 @@ impl Endpoint {
         };
         let mut news = entry.confirm_nulled(number);
         if news {
-            host.commit_base(entry.record, entry.epoch, entry.base, entry.nulled);
-            entry.due.nulled = entry.nulled != 0;
+            host.commit_base(entry.record, entry.epoch, entry.base, entry.bits);
+            entry.due.nulled = entry.nulled() != 0;
         }
         if let Some(index) = entry.index(number)
             && let Some(incoming) = entry.messages.get_mut(index)
@@ -196,7 +200,7 @@ impl Endpoint {
         }
         if news {
             (entry.due.ack, entry.due.drops) = (true, true);
-            entry.due.port_closed = entry.closed && entry.nulled == 0;
+            entry.due.port_closed = entry.closed && entry.nulled() == 0;
             self.commit_ready(now, slot, host);
             self.queue_control(slot);
         }

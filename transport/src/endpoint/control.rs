@@ -9,6 +9,7 @@ use super::long_message::LongMessage;
 use super::receive_stream::{Incoming, Kind, ReceiveStream};
 use super::send_stream::{MessageState, SendStream};
 use super::slab::Slab;
+use crate::wire::chunk::Received;
 use crate::wire::{Chunk, FrameWriter, Full};
 
 /// MSGDROPs, and NULL-ACKs, of one stream in a frame.
@@ -40,7 +41,15 @@ pub(super) fn receiver_chunks(
     }
     if stream.due.ack {
         let base = stream.ack_base();
-        push(w, counters, &Chunk::Ack { stream: name, base })?;
+        push(
+            w,
+            counters,
+            &Chunk::Ack {
+                stream: name,
+                base,
+                received: Received::default(),
+            },
+        )?;
         counters.acks_sent += 1;
         stream.due.ack = false;
     }

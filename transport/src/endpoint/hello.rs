@@ -19,10 +19,10 @@ use alloc::collections::VecDeque;
 use alloc::string::String;
 
 use super::timers::Owner;
-use super::{Endpoint, FrameError, PeerEntry, PeerState};
+use super::{Endpoint, FrameError, Misfit, PeerEntry, PeerState};
 use crate::host::{Host, Reason};
 use crate::ident::{Nanos, NodeId, Peer, Priority, serial_lt};
-use crate::policy::Policy;
+use crate::policy::{WINDOW_MAX, misfit_name};
 use crate::wire::FrameHeader;
 use crate::wire::chunk::Hello;
 
@@ -49,21 +49,6 @@ pub(super) fn truncate(incarnation: u64) -> u32 {
     (incarnation as u32).max(1)
 }
 
-/// What both ends must have set alike (FNV-1a of it).
-pub(super) fn fingerprint(policy: &Policy) -> u32 {
-    let fields = [
-        policy.window_messages,
-        policy.recovery as u32,
-        policy.eager_buffers,
-    ];
-    fields
-        .iter()
-        .flat_map(|field| field.to_be_bytes())
-        .fold(0x811c_9dc5, |hash, byte| {
-            (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
-        })
-}
-
 /// A RESET on its way: it needs no peer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reset {
@@ -71,6 +56,7 @@ pub(super) struct Reset {
     pub src_incarnation: u32,
     pub dst_incarnation: u32,
     pub reason: u8,
+    pub detail: u8,
 }
 
 /// RESETs to send: at most a few per millisecond, whoever provokes them.
@@ -235,16 +221,15 @@ impl Endpoint {
         Nanos::from(self.config.policy.unreachable_after_ms) * 1_000_000
     }
 
-    /// Whether cluster, wire version and policy fit; else the RESET's reason.
-    fn misfit(&self, hello: &Hello<'_>) -> Option<u8> {
+    /// Whether cluster, wire version and policy fit; else the RESET's reason and detail.
+    fn misfit(&self, hello: &Hello<'_>) -> Option<(u8, u8)> {
         if hello.cluster != self.config.cluster {
-            Some(RESET_CLUSTER)
+            Some((RESET_CLUSTER, 0))
         } else if hello.wire_min > WIRE_MAX || hello.wire_max < WIRE_MIN {
-            Some(RESET_VERSION)
-        } else if hello.policy != self.fingerprint {
-            Some(RESET_POLICY)
+            Some((RESET_VERSION, 0))
         } else {
-            None
+            let detail = self.config.policy.misfit(&hello.policy)?;
+            Some((RESET_POLICY, detail))
         }
     }
 
@@ -267,9 +252,9 @@ impl Endpoint {
         hello: &Hello<'_>,
         host: &mut H,
     ) -> Result<(), FrameError> {
-        if let Some(reason) = self.misfit(hello) {
+        if let Some(misfit) = self.misfit(hello) {
             self.counters.peers_incompatible += 1;
-            self.reset(now, from, header, reason);
+            self.reset(now, from, header, misfit);
             return Err(FrameError::NotAssociated);
         }
         if !self.plausible(from, header, hello) {
@@ -362,6 +347,8 @@ impl Endpoint {
         };
         let was_up = entry.is_up();
         entry.state = PeerState::Up;
+        entry.misfit = None;
+        entry.remote_window = u32::from(hello.window).clamp(1, WINDOW_MAX);
         entry.greeted = true;
         if !was_up {
             entry.path.try_again();
@@ -406,14 +393,14 @@ impl Endpoint {
         let slot = self.peer_index.get(&from).copied();
         let entry = slot.and_then(|slot| Some((slot, self.peers.get(slot)?)));
         let Some((slot, entry)) = entry.filter(|_| header.dst_incarnation == ours) else {
-            self.reset(now, from, header, RESET_INCARNATION);
+            self.reset(now, from, header, (RESET_INCARNATION, 0));
             return Err(FrameError::WrongIncarnation);
         };
         if entry.incarnation == 0 || truncate(entry.incarnation) != header.src_incarnation {
             if entry.hello_outstanding {
                 return Err(FrameError::NotAssociated); // HELLO is on its way already
             }
-            self.reset(now, from, header, RESET_INCARNATION);
+            self.reset(now, from, header, (RESET_INCARNATION, 0));
             return Err(FrameError::WrongIncarnation);
         }
         self.learn_epoch(now, slot, header, host)?;
@@ -472,7 +459,7 @@ impl Endpoint {
     }
 
     /// Answers a frame whose header does not fit.
-    fn reset(&mut self, now: Nanos, to: Peer, header: &FrameHeader, reason: u8) {
+    fn reset(&mut self, now: Nanos, to: Peer, header: &FrameHeader, (reason, detail): (u8, u8)) {
         self.resets.push(
             now,
             Reset {
@@ -480,6 +467,7 @@ impl Endpoint {
                 src_incarnation: header.src_incarnation,
                 dst_incarnation: header.dst_incarnation,
                 reason,
+                detail,
             },
         );
     }
@@ -490,7 +478,7 @@ impl Endpoint {
         now: Nanos,
         from: Peer,
         echo: (u32, u32),
-        reason: u8,
+        (reason, detail): (u8, u8),
         host: &mut H,
     ) {
         let ours = truncate(self.config.incarnation);
@@ -522,6 +510,11 @@ impl Endpoint {
                 self.fail_unresolved(now, node, Reason::Incompatible, host);
                 if let Some(entry) = self.peers.get_mut(slot) {
                     entry.state = PeerState::Incompatible;
+                    entry.misfit = Some(match reason {
+                        RESET_CLUSTER => Misfit::Cluster,
+                        RESET_VERSION => Misfit::Version,
+                        _ => Misfit::Policy(misfit_name(detail)),
+                    });
                     entry.hello_at = now.saturating_add(INCOMPATIBLE_FOR);
                 }
             }

@@ -49,7 +49,7 @@ use crate::ident::{Nanos, NodeId, PORTS, Peer, PortId, Priority, StreamKey};
 use crate::policy::Policy;
 use crate::wire::{self, Chunk, StreamRef};
 
-use hello::{Resets, fingerprint, truncate};
+use hello::{Resets, truncate};
 use long_message::{Grants, LongMessage};
 use peer::{PeerEntry, Reply};
 use receive_stream::ReceiveStream;
@@ -135,6 +135,17 @@ pub enum PeerState {
     Incompatible,
 }
 
+/// What does not fit between two nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Misfit {
+    /// They are of different clusters.
+    Cluster,
+    /// No common wire version.
+    Version,
+    /// Policies that cannot work together; the field.
+    Policy(&'static str),
+}
+
 /// A peer as `status` shows it.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerStatus<'a> {
@@ -144,6 +155,8 @@ pub struct PeerStatus<'a> {
     pub name: &'a str,
     /// The association.
     pub state: PeerState,
+    /// Why it is incompatible.
+    pub misfit: Option<Misfit>,
     /// Its incarnation; 0 while unknown.
     pub incarnation: u64,
     /// Its engine's epoch.
@@ -198,7 +211,6 @@ struct Node {
 /// Sends: what the host submits. Received frames are never kept.
 pub struct Endpoint {
     config: Config,
-    fingerprint: u32,
     nodes: BTreeMap<NodeId, Node>,
     peer_index: BTreeMap<Peer, u32>,
     peers: Slab<PeerEntry>,
@@ -231,7 +243,6 @@ impl Endpoint {
     /// An endpoint without any history.
     pub fn new(config: Config, now: Nanos) -> Self {
         Self {
-            fingerprint: fingerprint(&config.policy),
             nodes: BTreeMap::new(),
             peer_index: BTreeMap::new(),
             peers: Slab::new(),
@@ -309,7 +320,11 @@ impl Endpoint {
                     src_incarnation,
                     dst_incarnation,
                     reason,
-                } => self.on_reset(now, from, (src_incarnation, dst_incarnation), reason, host),
+                    detail,
+                } => {
+                    let echo = (src_incarnation, dst_incarnation);
+                    self.on_reset(now, from, echo, (reason, detail), host);
+                }
                 chunk => {
                     let peer = match admitted {
                         Some(peer) => peer,
@@ -422,6 +437,7 @@ impl Endpoint {
             peer: entry.id,
             name: &entry.name,
             state: entry.state,
+            misfit: entry.misfit,
             incarnation: entry.incarnation,
             engine_epoch: entry.engine_epoch.unwrap_or(0),
             rtt_ns: entry.rtt.srtt,

@@ -16,8 +16,8 @@
 use alloc::collections::VecDeque;
 use alloc::string::String;
 
-use super::PeerState;
 use super::path::Path;
+use super::{Misfit, PeerState};
 use crate::ident::{Nanos, Peer, serial_lt};
 use crate::policy::Policy;
 use crate::wire::{Chunk, StreamRef};
@@ -111,6 +111,10 @@ pub(super) struct PeerEntry {
     /// A START below is refused; durable. 0 until an epoch was forgotten.
     pub floor: u32,
     pub name: String,
+    /// Why it and we do not talk.
+    pub misfit: Option<Misfit>,
+    /// Messages per stream it accepts.
+    pub remote_window: u32,
     /// Longest frame it says it can receive.
     pub remote_max_frame: u16,
     /// Longest frame sent to it.
@@ -170,6 +174,8 @@ impl PeerEntry {
             engine_epoch: None,
             floor: 0,
             name: String::new(),
+            misfit: None,
+            remote_window: 1,
             remote_max_frame: u16::MAX,
             max_frame: 0,
             path: Path::default(),

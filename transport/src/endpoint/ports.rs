@@ -68,8 +68,8 @@ impl Endpoint {
         };
         stream.closed = true;
         stream.waiting = false;
-        stream.due.nulled = stream.nulled != 0;
-        stream.due.port_closed = stream.nulled == 0;
+        stream.due.nulled = stream.nulled() != 0;
+        stream.due.port_closed = stream.nulled() == 0;
         self.queue_control(slot);
         self.give_grants();
     }

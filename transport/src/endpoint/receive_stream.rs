@@ -17,12 +17,12 @@
 //! Rejected: a reorder buffer for first chunks (needs frames or tokens while earlier numbers may never find one); a durable status
 //! per drop (a word per stream for a case that judging again settles).
 //!
-//! Invariants: no commit while bit 31 of `nulled` is set (it would be lost); base ≤ arrival; `messages.len() == arrival - base`;
+//! Invariants: no commit that would shift a bit of `nulled` out of the durable word; base ≤ arrival; `messages.len() == arrival - base`;
 //! only [`Kind::Placing`] has a row in the table of long messages.
 
 use alloc::collections::VecDeque;
 
-use crate::host::Reason;
+use crate::host::{Reason, after_commit};
 use crate::ident::{BufferId, RecordId, StreamKey};
 use crate::wire::StreamRef;
 
@@ -92,8 +92,8 @@ pub(super) struct ReceiveStream {
     pub base: u32,
     pub arrival: u32,
     pub messages: VecDeque<Incoming>,
-    /// Bit i: number `base - 1 - i` was given up, and the sender has not confirmed that it knows. As in the durable record.
-    pub nulled: u32,
+    /// The second half of the durable record, see [`after_commit`].
+    pub bits: u32,
     /// The port's instance that opened it is gone.
     pub closed: bool,
     /// Tam's Stall: the NACK for `arrival` was sent.
@@ -125,7 +125,7 @@ impl ReceiveStream {
             base,
             arrival: base,
             messages: VecDeque::new(),
-            nulled: 0,
+            bits: 0,
             closed: false,
             stalled: false,
             no_buffer: false,
@@ -147,36 +147,42 @@ impl ReceiveStream {
 
     /// What the cumulative acknowledgement says: never past an unconfirmed NULL (an unconfirmed drop is not committed at all).
     pub(super) fn ack_base(&self) -> u32 {
-        self.base.wrapping_sub(32 - self.nulled.leading_zeros())
+        self.base.wrapping_sub(32 - self.nulled().leading_zeros())
     }
 
-    /// The number's bit in `nulled`; 0 if it is too old or not committed.
+    /// Bit i: number `base - 1 - i` was given up, and the sender has not confirmed that it knows.
+    pub(super) fn nulled(&self) -> u32 {
+        self.bits & 0xffff
+    }
+
+    /// The number's bit in [`Self::nulled`]; 0 if it is too old or not committed.
     fn nulled_bit(&self, number: u32) -> u32 {
         let back = self.base.wrapping_sub(number).wrapping_sub(1);
-        1u32.checked_shl(back).unwrap_or(0)
+        1u32.checked_shl(back).unwrap_or(0) & 0xffff
     }
 
     pub(super) fn is_nulled(&self, number: u32) -> bool {
-        self.nulled & self.nulled_bit(number) != 0
+        self.bits & self.nulled_bit(number) != 0
     }
 
     /// The sender knows. True if that was news.
     pub(super) fn confirm_nulled(&mut self, number: u32) -> bool {
-        let bit = self.nulled & self.nulled_bit(number);
-        self.nulled &= !bit;
+        let bit = self.bits & self.nulled_bit(number);
+        self.bits &= !bit;
         bit != 0
     }
 
     /// Numbers given up and not confirmed, oldest first.
     pub(super) fn nulled_numbers(&self) -> impl Iterator<Item = u32> + use<> {
-        let (base, nulled) = (self.base, self.nulled);
-        let bits = (0..32).rev().filter(move |bit| nulled >> bit & 1 != 0);
+        let (base, nulled) = (self.base, self.nulled());
+        let bits = (0..16).rev().filter(move |bit| nulled >> bit & 1 != 0);
         bits.map(move |bit| base.wrapping_sub(1 + bit))
     }
 
     /// Whether the next commit would lose an unconfirmed NULL.
     pub(super) fn nulled_full(&self) -> bool {
-        self.nulled >> 31 != 0
+        let (_, after) = after_commit(self.base, self.bits, self.base, false);
+        (after & 0xffff).count_ones() < self.nulled().count_ones()
     }
 
     /// Index of an accepted, uncommitted number.

@@ -81,7 +81,7 @@ impl Endpoint {
             durable.epoch,
             durable.base,
         );
-        stream.nulled = durable.nulled;
+        stream.bits = durable.bits;
         stream.closed = durable.closed;
         stream.due.resume = true;
         let slot = self.receive.insert(stream);

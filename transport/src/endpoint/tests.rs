@@ -30,7 +30,7 @@ struct TestHost {
     instance: u32,
     peers: BTreeMap<Peer, (u64, u32)>,
     next_token: u32,
-    nulled: BTreeMap<u32, u32>,
+    bits: BTreeMap<u32, u32>,
 }
 
 impl TestHost {
@@ -65,7 +65,7 @@ impl TestHost {
                     incarnation: s.1,
                     epoch: s.2,
                     base: s.3,
-                    nulled: self.nulled.get(record).copied().unwrap_or(0),
+                    bits: self.bits.get(record).copied().unwrap_or(0),
                     closed: !self.open || self.instance_of[record] != self.instance,
                 })
                 .collect(),
@@ -140,18 +140,18 @@ impl Host for TestHost {
         let stream = self.receiving.get_mut(&delivery.record.0).unwrap();
         assert_eq!((stream.2, stream.3), (delivery.epoch, delivery.number));
         stream.3 = delivery.number.wrapping_add(1);
-        *self.nulled.entry(delivery.record.0).or_default() <<= 1;
+        self.bits.insert(delivery.record.0, delivery.bits);
         let bytes = self.buffers.remove(&delivery.buffer.slot).unwrap();
         assert_eq!(bytes.len(), delivery.len as usize);
         self.delivered.push((*delivery, bytes));
         Ok(())
     }
-    fn commit_base(&mut self, record: RecordId, epoch: u32, base: u32, nulled: u32) {
+    fn commit_base(&mut self, record: RecordId, epoch: u32, base: u32, bits: u32) {
         let stream = self.receiving.get_mut(&record.0).unwrap();
         assert_eq!(stream.2, epoch);
         assert!(base.wrapping_sub(stream.3) <= 1);
         stream.3 = base;
-        self.nulled.insert(record.0, nulled);
+        self.bits.insert(record.0, bits);
     }
     fn draw_epoch(&mut self) -> u32 {
         self.epoch += 1;
@@ -188,6 +188,10 @@ impl Host for TestHost {
     fn free_receive_record(&mut self, record: RecordId) {
         self.receiving.remove(&record.0).unwrap();
     }
+    fn load_peer(&self, _peer: Peer) -> Option<(u64, u32)> {
+        None
+    }
+
     fn store_peer(&mut self, peer: Peer, incarnation: u64, floor: u32) -> Result<(), TableFull> {
         self.peers.insert(peer, (incarnation, floor));
         Ok(())
@@ -298,6 +302,7 @@ impl Pair {
             len: len as u32,
             tag: u64::from(slot),
             deadline,
+            ack: crate::policy::AckMode::Policy,
         };
         side.endpoint
             .submit(self.now, &request, &mut side.host)

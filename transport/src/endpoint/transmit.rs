@@ -73,6 +73,7 @@ impl Endpoint {
             src_incarnation: reset.src_incarnation,
             dst_incarnation: reset.dst_incarnation,
             reason: reset.reason,
+            detail: reset.detail,
         };
         push(&mut w, &mut self.counters, &chunk).ok()?;
         let mut header = frame_header(&self.config);
@@ -172,7 +173,8 @@ impl Endpoint {
             wire_max: WIRE_MAX,
             queues: self.config.queues,
             max_frame: self.config.max_frame,
-            policy: self.fingerprint,
+            window: self.config.policy.window_messages as u16,
+            policy: self.config.policy.wire(),
             name: &self.config.name,
         };
         if entry.hello_ack_due {
@@ -269,7 +271,7 @@ impl Endpoint {
                 now,
                 sender,
                 space,
-                window: self.config.policy.window_messages,
+                window: self.config.policy.window_messages.min(entry.remote_window),
                 credit: entry.credit() as usize * BUFFER_BYTES,
                 w,
                 plan,

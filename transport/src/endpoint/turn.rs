@@ -143,7 +143,7 @@ impl StreamWriter<'_, '_, '_> {
         };
         let request = message.request;
         let (name, start, number) = (stream.wire(), stream.start(), stream.cursor);
-        let (total, tag) = (request.len, request.tag);
+        let (total, tag, ack) = (request.len, request.tag, request.ack);
         let whole = total as usize <= self.space.saturating_sub(FRAME_HEADER_LEN + EAGER_HEADER);
         let chunk = |len: u16| {
             let payload = Payload { len, crc: 0 };
@@ -153,6 +153,7 @@ impl StreamWriter<'_, '_, '_> {
                     start,
                     number,
                     tag,
+                    ack,
                     payload,
                 }
             } else {
@@ -161,6 +162,7 @@ impl StreamWriter<'_, '_, '_> {
                     start,
                     number,
                     tag,
+                    ack,
                     total,
                     payload,
                 }

@@ -1,5 +1,7 @@
 //! The chunk kinds, wire.md §3.
 
+use crate::policy::AckMode;
+
 /// Names a stream in a chunk; the direction is the chunk kind's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamRef {
@@ -22,6 +24,54 @@ pub struct Payload {
     pub crc: u32,
 }
 
+/// The policy fields that matter to the other end, wire.md §4.1. 0 and unknown values fit nobody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct PolicyWire {
+    /// 1 go-back-n, 2 whole message, 3 selective.
+    pub recovery: u8,
+    /// 1 cumulative, 2 exact.
+    pub ack_rule: u8,
+    /// 1 by number, 2 by arrival.
+    pub order: u8,
+}
+
+/// Most words of an acknowledgement's bitmap.
+pub const ACK_WORDS: usize = 4;
+
+/// Numbers received beyond an acknowledgement's base: bit i stands for `base + 1 + i`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Received(pub [u64; ACK_WORDS]);
+
+impl Received {
+    /// Whether number `base + 1 + i` was received.
+    pub fn has(&self, i: usize) -> bool {
+        self.0
+            .get(i / 64)
+            .is_some_and(|word| word >> (i % 64) & 1 != 0)
+    }
+
+    /// Marks number `base + 1 + i`; beyond the bitmap it is left out.
+    pub fn set(&mut self, i: usize) {
+        if let Some(word) = self.0.get_mut(i / 64) {
+            *word |= 1 << (i % 64);
+        }
+    }
+
+    /// Words up to the last that is not empty: what travels.
+    pub fn words(&self) -> &[u64] {
+        let len = ACK_WORDS - self.0.iter().rev().take_while(|word| **word == 0).count();
+        &self.0[..len]
+    }
+
+    /// One past the highest `i` that is marked.
+    pub fn end(&self) -> usize {
+        match self.words() {
+            [] => 0,
+            [full @ .., last] => full.len() * 64 + 64 - last.leading_zeros() as usize,
+        }
+    }
+}
+
 /// What a node says of itself in HELLO and HELLO-ACK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello<'a> {
@@ -39,8 +89,10 @@ pub struct Hello<'a> {
     pub queues: u8,
     /// Longest frame (transport bytes, without encapsulation) the sender can receive.
     pub max_frame: u16,
-    /// Fingerprint of the policy fields that both sides must share.
-    pub policy: u32,
+    /// Messages per stream the sender accepts beyond the last one committed.
+    pub window: u16,
+    /// What both ends must know of each other's policy.
+    pub policy: PolicyWire,
     /// The node's name, at most 64 bytes of UTF-8.
     pub name: &'a str,
 }
@@ -72,6 +124,8 @@ pub enum Chunk<'a> {
         dst_incarnation: u32,
         /// What did not fit.
         reason: u8,
+        /// Which part of it: for a policy the field.
+        detail: u8,
     },
     /// → A whole message.
     Eager {
@@ -84,6 +138,8 @@ pub enum Chunk<'a> {
         number: u32,
         /// The sender's tag.
         tag: u64,
+        /// The sender's wish about the acknowledgement.
+        ack: AckMode,
         /// The whole message.
         payload: Payload,
     },
@@ -97,6 +153,8 @@ pub enum Chunk<'a> {
         number: u32,
         /// The sender's tag.
         tag: u64,
+        /// The sender's wish about the acknowledgement.
+        ack: AckMode,
         /// The message's length in bytes.
         total: u32,
         /// Bytes from offset 0; never more than `total`.
@@ -133,12 +191,14 @@ pub enum Chunk<'a> {
         /// The message.
         number: u32,
     },
-    /// ← Every number before `base` is committed.
+    /// ← Every number before `base` is committed (with exact acknowledgement: the one before it).
     Ack {
         /// Its stream.
         stream: StreamRef,
         /// The next number to commit.
         base: u32,
+        /// What was received beyond it.
+        received: Received,
     },
     /// ← `expected` did not come (reason 1), had no buffer (2), or was corrupt (3).
     Nack {

@@ -4,9 +4,12 @@
 //! then, with the PAYLOAD flag, the payload's descriptor at the same place in every kind (so that a kind nobody knows can be
 //! skipped with its payload), then the kind's fields. What a newer version appends is skipped by length.
 
-use super::chunk::{Chunk, Hello, MAX_RANGES, Payload, Range, StreamRef};
+use super::chunk::{
+    ACK_WORDS, Chunk, Hello, MAX_RANGES, Payload, PolicyWire, Range, Received, StreamRef,
+};
 use super::error::WireError;
 use crate::ident::PORTS;
+use crate::policy::AckMode;
 
 /// Kind, flags, length.
 pub(super) const PREFIX_LEN: usize = 4;
@@ -20,6 +23,8 @@ const NAME_MAX: usize = 64;
 const FLAG_PAYLOAD: u8 = 1;
 const FLAG_START: u8 = 2;
 const FLAG_HIGH: u8 = 4;
+const FLAG_ACK_NOW: u8 = 8;
+const FLAG_ACK_LAZY: u8 = 16;
 
 /// Kind numbers, wire.md §4. Numbers are never used again for something else.
 mod kind {
@@ -101,6 +106,22 @@ impl Emit<'_> {
         }
     }
 
+    fn ack_mode(self, mode: AckMode) -> Self {
+        self.to[1] |= match mode {
+            AckMode::Policy => 0,
+            AckMode::Immediate => FLAG_ACK_NOW,
+            AckMode::Lazy => FLAG_ACK_LAZY,
+        };
+        self
+    }
+
+    fn received(mut self, received: &Received) -> Self {
+        for word in received.words() {
+            self = self.u64(*word);
+        }
+        self
+    }
+
     fn hello(self, hello: &Hello<'_>) -> Self {
         let name = name_prefix(hello.name).as_bytes();
         self.u64(hello.incarnation)
@@ -113,8 +134,13 @@ impl Emit<'_> {
                 name.len() as u8,
             ])
             .u16(hello.max_frame)
-            .u16(0)
-            .u32(hello.policy)
+            .u16(hello.window)
+            .bytes(&[
+                hello.policy.recovery,
+                hello.policy.ack_rule,
+                hello.policy.order,
+                0,
+            ])
             .bytes(name)
             .bytes(&[0; 3][..name.len().wrapping_neg() % 4])
     }
@@ -142,17 +168,19 @@ pub(super) fn encode(chunk: &Chunk<'_>, to: &mut [u8; LONGEST]) -> usize {
             src_incarnation,
             dst_incarnation,
             reason,
+            detail,
         } => (
             kind::RESET,
             e.u32(*src_incarnation)
                 .u32(*dst_incarnation)
-                .u8_padded(*reason),
+                .bytes(&[*reason, *detail, 0, 0]),
         ),
         Chunk::Eager {
             stream,
             start,
             number,
             tag,
+            ack,
             payload,
         } => (
             kind::EAGER,
@@ -160,6 +188,7 @@ pub(super) fn encode(chunk: &Chunk<'_>, to: &mut [u8; LONGEST]) -> usize {
                 .stream(stream)
                 .u32(*number)
                 .u64(*tag)
+                .ack_mode(*ack)
                 .start(*start),
         ),
         Chunk::Rts {
@@ -167,6 +196,7 @@ pub(super) fn encode(chunk: &Chunk<'_>, to: &mut [u8; LONGEST]) -> usize {
             start,
             number,
             tag,
+            ack,
             total,
             payload,
         } => (
@@ -176,6 +206,7 @@ pub(super) fn encode(chunk: &Chunk<'_>, to: &mut [u8; LONGEST]) -> usize {
                 .u32(*number)
                 .u64(*tag)
                 .u32(*total)
+                .ack_mode(*ack)
                 .start(*start),
         ),
         Chunk::Data {
@@ -205,7 +236,11 @@ pub(super) fn encode(chunk: &Chunk<'_>, to: &mut [u8; LONGEST]) -> usize {
             )
         }
         Chunk::MsgEnd { stream, number } => (kind::MSG_END, e.stream(stream).u32(*number)),
-        Chunk::Ack { stream, base } => (kind::ACK, e.stream(stream).u32(*base)),
+        Chunk::Ack {
+            stream,
+            base,
+            received,
+        } => (kind::ACK, e.stream(stream).u32(*base).received(received)),
         Chunk::Nack {
             stream,
             expected,
@@ -325,10 +360,40 @@ impl<'a> Fields<'a> {
         }
     }
 
+    fn ack_mode(&self) -> AckMode {
+        if self.flags & FLAG_ACK_NOW != 0 {
+            AckMode::Immediate
+        } else if self.flags & FLAG_ACK_LAZY != 0 {
+            AckMode::Lazy
+        } else {
+            AckMode::Policy
+        }
+    }
+
+    /// As many words as there are.
+    fn received(&mut self) -> Result<Received, WireError> {
+        let mut received = Received::default();
+        for word in received
+            .0
+            .iter_mut()
+            .take(self.rest.len() / 8)
+            .take(ACK_WORDS)
+        {
+            *word = self.u64()?;
+        }
+        Ok(received)
+    }
+
     fn hello(&mut self) -> Result<Hello<'a>, WireError> {
         let (incarnation, echo, cluster) = (self.u64()?, self.u64()?, self.u64()?);
         let [wire_min, wire_max, queues, name_len] = self.array()?;
-        let (max_frame, _reserved, policy) = (self.u16()?, self.u16()?, self.u32()?);
+        let (max_frame, window) = (self.u16()?, self.u16()?);
+        let [recovery, ack_rule, order, _reserved] = self.array()?;
+        let policy = PolicyWire {
+            recovery,
+            ack_rule,
+            order,
+        };
         let name_len = usize::from(name_len);
         if name_len > NAME_MAX {
             return Err(WireError::ChunkField);
@@ -343,6 +408,7 @@ impl<'a> Fields<'a> {
             wire_max,
             queues,
             max_frame,
+            window,
             policy,
             name,
         })
@@ -417,11 +483,16 @@ fn decode_fields<'a>(
     let chunk = match kind {
         kind::HELLO => Chunk::Hello(f.hello()?),
         kind::HELLO_ACK => Chunk::HelloAck(f.hello()?),
-        kind::RESET => Chunk::Reset {
-            src_incarnation: f.u32()?,
-            dst_incarnation: f.u32()?,
-            reason: f.u8_padded()?,
-        },
+        kind::RESET => {
+            let (src_incarnation, dst_incarnation) = (f.u32()?, f.u32()?);
+            let [reason, detail, _, _] = f.array()?;
+            Chunk::Reset {
+                src_incarnation,
+                dst_incarnation,
+                reason,
+                detail,
+            }
+        }
         kind::EAGER => {
             let (stream, number, tag) = (f.stream()?, f.u32()?, f.u64()?);
             Chunk::Eager {
@@ -429,6 +500,7 @@ fn decode_fields<'a>(
                 start: f.start()?,
                 number,
                 tag,
+                ack: f.ack_mode(),
                 payload,
             }
         }
@@ -442,6 +514,7 @@ fn decode_fields<'a>(
                 start: f.start()?,
                 number,
                 tag,
+                ack: f.ack_mode(),
                 total,
                 payload,
             }
@@ -476,6 +549,7 @@ fn decode_fields<'a>(
         kind::ACK => Chunk::Ack {
             stream: f.stream()?,
             base: f.u32()?,
+            received: f.received()?,
         },
         kind::NACK => Chunk::Nack {
             stream: f.stream()?,

@@ -3,7 +3,7 @@
 use super::crc::crc32c_append;
 use super::error::WireError;
 
-/// 40 bytes at the start of every frame, under the header CRC together with all chunk headers.
+/// 48 bytes at the start of every frame, under the header CRC together with all chunk headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct FrameHeader {
     /// Sending node.
@@ -24,10 +24,27 @@ pub struct FrameHeader {
     pub sent_buffers: u32,
     /// Absolute limit the receiver of this frame may raise its own `sent_buffers` to (serial).
     pub credit_limit: u32,
+    /// Too many long messages wait at the sender of this frame: requests to it travel without data.
+    pub crowded: bool,
+    /// The sender of this frame wants unused credit back.
+    pub return_credit: bool,
+    /// The sender's clock when it wrote the frame: nanoseconds, low 32 bits, never 0.
+    pub sent_at: u32,
+    /// The newest `sent_at` the sender has received from the receiver; 0 if none.
+    pub echo: u32,
+    /// How long ago that was, in units of [`HELD_UNIT`] nanoseconds, saturating.
+    pub held: u16,
 }
 
+/// Nanoseconds of one unit of [`FrameHeader::held`].
+pub const HELD_UNIT: u64 = 256;
+
+/// Flag bits at offset 6.
+const FLAG_CROWDED: u16 = 1;
+const FLAG_RETURN_CREDIT: u16 = 2;
+
 /// Bytes of [`FrameHeader`] on the wire.
-pub const FRAME_HEADER_LEN: usize = 40;
+pub const FRAME_HEADER_LEN: usize = 48;
 
 /// First two bytes of every frame: "PL".
 pub const MAGIC: u16 = 0x504c;
@@ -36,7 +53,7 @@ pub const MAGIC: u16 = 0x504c;
 pub const VERSION: u8 = 1;
 
 /// Offset of the header CRC.
-const CRC_AT: usize = 36;
+const CRC_AT: usize = 44;
 
 /// A frame header as it arrived: what it says of the caller's bytes, still to be checked against them.
 pub(super) struct Parsed {
@@ -75,6 +92,11 @@ impl FrameHeader {
             engine_epoch: u32_at(bytes, 24),
             sent_buffers: u32_at(bytes, 28),
             credit_limit: u32_at(bytes, 32),
+            crowded: u16_at(bytes, 6) & FLAG_CROWDED != 0,
+            return_credit: u16_at(bytes, 6) & FLAG_RETURN_CREDIT != 0,
+            held: u16_at(bytes, 14),
+            sent_at: u32_at(bytes, 36),
+            echo: u32_at(bytes, 40),
         };
         Ok(Parsed {
             header,
@@ -93,17 +115,25 @@ impl FrameHeader {
         bytes[2] = VERSION;
         bytes[3] = chunk_count;
         bytes[4..6].copy_from_slice(&area_len.to_be_bytes());
-        bytes[6..8].fill(0);
+        let flags = if self.crowded { FLAG_CROWDED } else { 0 }
+            | if self.return_credit {
+                FLAG_RETURN_CREDIT
+            } else {
+                0
+            };
+        bytes[6..8].copy_from_slice(&flags.to_be_bytes());
         bytes[8..10].copy_from_slice(&self.src_node.to_be_bytes());
         bytes[10..12].copy_from_slice(&self.dst_node.to_be_bytes());
         bytes[12] = self.src_queue;
         bytes[13] = self.dst_queue;
-        bytes[14..16].fill(0);
+        bytes[14..16].copy_from_slice(&self.held.to_be_bytes());
         bytes[16..20].copy_from_slice(&self.src_incarnation.to_be_bytes());
         bytes[20..24].copy_from_slice(&self.dst_incarnation.to_be_bytes());
         bytes[24..28].copy_from_slice(&self.engine_epoch.to_be_bytes());
         bytes[28..32].copy_from_slice(&self.sent_buffers.to_be_bytes());
         bytes[32..36].copy_from_slice(&self.credit_limit.to_be_bytes());
+        bytes[36..40].copy_from_slice(&self.sent_at.to_be_bytes());
+        bytes[40..44].copy_from_slice(&self.echo.to_be_bytes());
         let crc = header_crc(area);
         area[CRC_AT..FRAME_HEADER_LEN].copy_from_slice(&crc.to_be_bytes());
     }

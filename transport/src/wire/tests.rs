@@ -3,9 +3,10 @@
 use std::vec::Vec;
 use std::{format, string::String, vec};
 
-use super::chunk::{Hello, MAX_RANGES, Range};
+use super::chunk::{Hello, MAX_RANGES, PolicyWire, Range, Received};
 use super::frame::{FRAME_HEADER_LEN, header_crc};
 use super::*;
+use crate::policy::AckMode;
 
 mod hostile;
 mod random;
@@ -20,6 +21,11 @@ const HEADER: FrameHeader = FrameHeader {
     engine_epoch: u32::MAX,
     sent_buffers: 0xffff_fffe,
     credit_limit: 3,
+    crowded: true,
+    return_credit: false,
+    sent_at: 0x0a0b_0c0d,
+    echo: 0xf0f1_f2f3,
+    held: 0x1122,
 };
 
 const STREAM: StreamRef = StreamRef {
@@ -46,7 +52,12 @@ fn every_kind(name: &str) -> Vec<(Chunk<'_>, Vec<u8>)> {
         wire_max: 2,
         queues: 4,
         max_frame: 9000,
-        policy: 77,
+        window: 64,
+        policy: PolicyWire {
+            recovery: 3,
+            ack_rule: 1,
+            order: 2,
+        },
         name,
     };
     let mut missing = [Range::default(); MAX_RANGES];
@@ -67,6 +78,7 @@ fn every_kind(name: &str) -> Vec<(Chunk<'_>, Vec<u8>)> {
                 src_incarnation: 1,
                 dst_incarnation: 2,
                 reason: 3,
+                detail: 2,
             },
             none(),
         ),
@@ -76,6 +88,7 @@ fn every_kind(name: &str) -> Vec<(Chunk<'_>, Vec<u8>)> {
                 start: None,
                 number,
                 tag: 9,
+                ack: AckMode::Policy,
                 payload: payload(&body),
             },
             body.clone(),
@@ -86,6 +99,7 @@ fn every_kind(name: &str) -> Vec<(Chunk<'_>, Vec<u8>)> {
                 start: Some(8),
                 number,
                 tag: 9,
+                ack: AckMode::Lazy,
                 payload: payload(&[]),
             },
             none(),
@@ -96,6 +110,7 @@ fn every_kind(name: &str) -> Vec<(Chunk<'_>, Vec<u8>)> {
                 start: None,
                 number,
                 tag: u64::MAX,
+                ack: AckMode::Immediate,
                 total: u32::MAX,
                 payload: payload(&[]),
             },
@@ -107,6 +122,7 @@ fn every_kind(name: &str) -> Vec<(Chunk<'_>, Vec<u8>)> {
                 start: Some(0),
                 number,
                 tag: 1,
+                ack: AckMode::Policy,
                 total: 97,
                 payload: payload(&body),
             },
@@ -132,7 +148,14 @@ fn every_kind(name: &str) -> Vec<(Chunk<'_>, Vec<u8>)> {
             none(),
         ),
         (Chunk::MsgEnd { stream, number }, none()),
-        (Chunk::Ack { stream, base: 0 }, none()),
+        (
+            Chunk::Ack {
+                stream,
+                base: 0,
+                received: Received([1, 0, 1 << 63, 0]),
+            },
+            none(),
+        ),
         (
             Chunk::Nack {
                 stream,
@@ -243,7 +266,7 @@ fn read<'a>(segments: &'a [&'a [u8]]) -> Result<Vec<(Chunk<'a>, Vec<u8>)>, Optio
 fn reseal(frame: &mut [u8]) {
     let header_len = usize::from(u16::from_be_bytes([frame[4], frame[5]]));
     let crc = header_crc(&frame[..header_len]);
-    frame[36..40].copy_from_slice(&crc.to_be_bytes());
+    frame[44..48].copy_from_slice(&crc.to_be_bytes());
 }
 
 fn error(frame: &[u8]) -> Option<WireError> {
@@ -281,15 +304,19 @@ fn layout() {
         start: Some(0x11),
         number: 0x22,
         tag: 0x33,
+        ack: AckMode::Immediate,
         payload: payload(b"hi"),
     };
     let frame = write(&[(chunk, b"hi".to_vec())]);
     let mut expected = vec![
-        0x50, 0x4c, 1, 1, 0, 76, 0, 0, 0, 7, 0xff, 0xfe, 1, 2, 0, 0, // magic … reserved
+        0x50, 0x4c, 1, 1, 0, 84, 0, 1, 0, 7, 0xff, 0xfe, 1, 2, 0x11, 0x22, // magic … held
         0xde, 0xad, 0xbe, 0xef, 1, 2, 3, 4, 0xff, 0xff, 0xff,
         0xff, // incarnations, engine epoch
-        0xff, 0xff, 0xff, 0xfe, 0, 0, 0, 3, 0, 0, 0, 0, // credits, header CRC
-        4, 7, 0, 36, 0, 2, 0, 0, // EAGER, PAYLOAD | START | HIGH, length, payload length
+        0xff, 0xff, 0xff, 0xfe, 0, 0, 0, 3, // credits
+        0x0a, 0x0b, 0x0c, 0x0d, 0xf0, 0xf1, 0xf2, 0xf3, 0, 0, 0,
+        0, // sent_at, echo, header CRC
+        4, 15, 0, 36, 0, 2, 0,
+        0, // EAGER, PAYLOAD | START | HIGH | ACK_NOW, length, payload length
     ];
     expected.extend(crc32c(b"hi").to_be_bytes());
     expected.extend([0, 3, 0, 255, 0xff, 0xff, 0xff, 0xf0]); // stream
@@ -311,8 +338,12 @@ fn no_chunks() {
 #[test]
 fn full() {
     let stream = STREAM;
-    let ack = Chunk::Ack { stream, base: 1 };
-    let mut buffer = [0; 40 + 16 + 28 + 10];
+    let ack = Chunk::Ack {
+        stream,
+        base: 1,
+        received: Received::default(),
+    };
+    let mut buffer = [0; 48 + 16 + 28 + 10];
     let mut w = FrameWriter::new(&mut buffer);
     w.push(&ack).unwrap();
     let data = |len| Chunk::Data {
@@ -323,7 +354,13 @@ fn full() {
     };
     assert_eq!(w.room_for(&data(0)), Some(10));
     assert_eq!(w.push(&data(11)), Err(Full));
-    assert_eq!(w.push(&Chunk::PathProbe { size: 95, nonce: 0 }), Err(Full));
+    assert_eq!(
+        w.push(&Chunk::PathProbe {
+            size: 103,
+            nonce: 0
+        }),
+        Err(Full)
+    );
     assert_eq!(w.push(&data(10)), Ok(1));
     assert_eq!(w.room_for(&ack), None);
     assert_eq!(w.push(&ack), Err(Full));
@@ -333,7 +370,7 @@ fn full() {
     w.set_payload_crc(2, 1);
     w.payload_mut(1).fill(3);
     w.set_payload_crc(1, crc32c(&[3; 10]));
-    assert_eq!(w.finish(&HEADER), 94);
+    assert_eq!(w.finish(&HEADER), 102);
     assert_eq!(read(&[&buffer]).unwrap().len(), 2);
 
     // The number of chunks and the header area are bounded.
@@ -350,11 +387,11 @@ fn full() {
         missing_len: 8,
     };
     while w.push(&cts).is_ok() {}
-    assert!(w.len() <= HEADER_AREA_MAX && w.len() + 84 > HEADER_AREA_MAX);
+    assert!(w.len() <= HEADER_AREA_MAX && w.len() + 88 > HEADER_AREA_MAX);
     let len = w.finish_headers().finish(&HEADER);
     assert_eq!(
         read(&[&big[..len]]).unwrap().len(),
-        (HEADER_AREA_MAX - 40) / 84
+        (HEADER_AREA_MAX - 48) / 88
     );
 
     // A buffer that cannot hold a frame header.

@@ -254,7 +254,10 @@ impl Transport {
                 record,
                 epoch,
                 number,
+                base: number.wrapping_add(1),
+                bits: 0,
                 len: 8,
+                total: 8,
                 tag: u64::from(number),
             })
             .unwrap();

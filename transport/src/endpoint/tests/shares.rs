@@ -8,7 +8,6 @@ fn connected(policy: Policy) -> Pair {
     let mut pair = Pair::new(1472);
     for side in &mut pair.sides {
         side.endpoint.config.policy = policy;
-        side.endpoint.fingerprint = fingerprint(&policy);
         side.host.provide(2000);
     }
     pair.send(0, 2, 1, Nanos::MAX);
@@ -38,6 +37,7 @@ fn submit(pair: &mut Pair, port: u16, priority: Priority, len: usize, count: usi
             len: len as u32,
             tag: u64::from(port),
             deadline: Nanos::MAX,
+            ack: crate::policy::AckMode::Policy,
         };
         side.endpoint
             .submit(pair.now, &request, &mut side.host)
@@ -248,6 +248,7 @@ fn sends_that_end_before_they_leave_do_not_pile_up() {
             len: 0,
             tag: u64::from(id.slot),
             deadline: pair.now + 1,
+            ack: crate::policy::AckMode::Policy,
         };
         let (now, side) = (pair.now, &mut pair.sides[0]);
         let refused = side.endpoint.submit(now, &request, &mut side.host);

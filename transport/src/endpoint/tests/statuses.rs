@@ -247,7 +247,7 @@ fn nobody_there_at_all() {
 #[test]
 fn another_policy_is_incompatible() {
     let mut pair = Pair::new(1472);
-    pair.sides[1].endpoint.fingerprint ^= 1;
+    pair.sides[1].endpoint.config.policy.recovery = crate::policy::Recovery::WholeMessage;
     pair.send(0, 2, 100, Nanos::MAX);
     assert!(pair.run_until(SECOND, Pair::all_settled));
     assert_eq!(pair.statuses(0), [NotDelivered(Reason::Incompatible)]);

@@ -60,7 +60,14 @@ fn segmented_at_every_position() {
 #[test]
 fn lies() {
     let stream = STREAM;
-    let ack = write(&[(Chunk::Ack { stream, base: 1 }, vec![])]);
+    let ack = write(&[(
+        Chunk::Ack {
+            stream,
+            base: 1,
+            received: Received::default(),
+        },
+        vec![],
+    )]);
     let tampered = |at: usize, bytes: &[u8]| {
         let mut frame = ack.clone();
         frame[at..at + bytes.len()].copy_from_slice(bytes);
@@ -76,13 +83,13 @@ fn lies() {
     assert_eq!(
         error(&{
             let mut f = ack.clone();
-            f[5] = 39;
+            f[5] = 47;
             f
         }),
         Some(WireError::HeaderLength)
     );
-    assert_eq!(tampered(5, &[52]), Some(WireError::ChunkLength));
-    assert_eq!(tampered(5, &[40]), Some(WireError::ChunkLength));
+    assert_eq!(tampered(5, &[60]), Some(WireError::ChunkLength));
+    assert_eq!(tampered(5, &[48]), Some(WireError::ChunkLength));
     assert_eq!(
         error(&{
             let mut f = ack.clone();
@@ -94,7 +101,7 @@ fn lies() {
     assert_eq!(
         error(&{
             let mut f = ack.clone();
-            f[36] ^= 1;
+            f[44] ^= 1;
             f
         }),
         Some(WireError::HeaderCrc)
@@ -109,15 +116,15 @@ fn lies() {
         (20, WireError::ChunkLength),
         (255, WireError::ChunkLength),
     ] {
-        assert_eq!(tampered(43, &[length]), Some(reason), "{length}");
+        assert_eq!(tampered(51, &[length]), Some(reason), "{length}");
     }
-    assert_eq!(tampered(42, &[255]), Some(WireError::ChunkLength));
+    assert_eq!(tampered(50, &[255]), Some(WireError::ChunkLength));
     // A payload where the kind has none, ports that do not exist.
-    assert_eq!(tampered(41, &[1 | 4]), Some(WireError::ChunkField));
-    assert_eq!(tampered(44, &[1, 0]), Some(WireError::ChunkField));
-    assert_eq!(tampered(46, &[1, 0]), Some(WireError::ChunkField));
+    assert_eq!(tampered(49, &[1 | 4]), Some(WireError::ChunkField));
+    assert_eq!(tampered(52, &[1, 0]), Some(WireError::ChunkField));
+    assert_eq!(tampered(54, &[1, 0]), Some(WireError::ChunkField));
     // Unknown flags and reserved bytes are for later versions.
-    assert_eq!(tampered(41, &[0xf8 | 4]), None);
+    assert_eq!(tampered(49, &[0xf8 | 4]), None);
     assert_eq!(tampered(6, &[0xff, 0xff]), None);
     assert_eq!(tampered(14, &[0xff, 0xff]), None);
 }
@@ -141,6 +148,7 @@ fn impossible_fields() {
             start: None,
             number: 0,
             tag: 0,
+            ack: AckMode::Policy,
             total: 6,
             payload: p,
         },
@@ -190,20 +198,20 @@ fn impossible_fields() {
         missing,
         missing_len: 8,
     };
-    tamper(cts, 40 + 20, 9); // more ranges than any CTS has
+    tamper(cts, 48 + 20, 9); // more ranges than any CTS has
     tamper(
         Chunk::NullAck {
             stream,
             number: 0,
             delivered: true,
         },
-        40 + 16,
+        48 + 16,
         2,
     );
     let (hello, _) = every_kind("abcd")[0].clone();
-    tamper(hello, 40 + 31, 5); // a name longer than the chunk
-    tamper(hello, 40 + 31, 65); // than any name
-    tamper(hello, 40 + 40, 0xff); // not UTF-8
+    tamper(hello, 48 + 31, 5); // a name longer than the chunk
+    tamper(hello, 48 + 31, 65); // than any name
+    tamper(hello, 48 + 40, 0xff); // not UTF-8
     // An EAGER without its payload.
     tamper(
         Chunk::Eager {
@@ -211,9 +219,10 @@ fn impossible_fields() {
             start: None,
             number: 0,
             tag: 0,
+            ack: AckMode::Policy,
             payload: Payload::default(),
         },
-        41,
+        49,
         0,
     );
 }
@@ -232,17 +241,26 @@ fn payload_sum() {
         vec![5; 40],
     )]);
     let mut lie = long.clone();
-    lie[45] = 41;
+    lie[53] = 41;
     reseal(&mut lie);
     assert_eq!(error(&lie), Some(WireError::PayloadLength));
-    lie[45] = 39;
+    lie[53] = 39;
     reseal(&mut lie);
     assert_eq!(error(&lie), Some(WireError::Trailing));
 
-    let mut ack = write(&[(Chunk::Ack { stream, base: 1 }, vec![])]);
-    assert_eq!(ack.len(), 56);
-    ack.resize(64, 0xff);
+    let mut ack = write(&[(
+        Chunk::Ack {
+            stream,
+            base: 1,
+            received: Received::default(),
+        },
+        vec![],
+    )]);
+    assert_eq!(ack.len(), 64);
     assert_eq!(error(&ack), None);
+    let mut short = write(&[(Chunk::Closed { stream }, vec![])]);
+    short.resize(64, 0xff);
+    assert_eq!(error(&short), None);
     ack.push(0);
     assert_eq!(error(&ack), Some(WireError::Trailing));
 
@@ -277,10 +295,10 @@ fn newer_version() {
         (data(b"two"), b"two".to_vec()),
     ];
     let mut frame = write(&chunks);
-    frame[40 + 28] = 200;
+    frame[48 + 28] = 200;
     // Four more bytes at the end of the last header.
-    frame.splice(40 + 3 * 28..40 + 3 * 28, [1, 2, 3, 4]);
-    frame[40 + 2 * 28 + 3] += 4;
+    frame.splice(48 + 3 * 28..48 + 3 * 28, [1, 2, 3, 4]);
+    frame[48 + 2 * 28 + 3] += 4;
     frame[5] += 4;
     reseal(&mut frame);
     assert_eq!(

@@ -43,7 +43,12 @@ fn any_chunk() -> impl Strategy<Value = (Chunk<'static>, Vec<u8>)> {
                 wire_max: b[1],
                 queues: b[2],
                 max_frame: n[0] as u16,
-                policy: n[1],
+                window: n[1] as u16,
+                policy: PolicyWire {
+                    recovery: b[0],
+                    ack_rule: b[1],
+                    order: b[2],
+                },
                 name: ["", "n", "node-17", "knoten-ä"][usize::from(b[3] % 4)],
             };
             let p = payload(&body);
@@ -54,12 +59,15 @@ fn any_chunk() -> impl Strategy<Value = (Chunk<'static>, Vec<u8>)> {
                     src_incarnation: n[0],
                     dst_incarnation: n[1],
                     reason: b[0],
+                    detail: b[1],
                 },
                 3 => Chunk::Eager {
                     stream,
                     start,
                     number,
                     tag,
+                    ack: [AckMode::Policy, AckMode::Immediate, AckMode::Lazy]
+                        [usize::from(b[2] % 3)],
                     payload: p,
                 },
                 4 => Chunk::Rts {
@@ -67,6 +75,8 @@ fn any_chunk() -> impl Strategy<Value = (Chunk<'static>, Vec<u8>)> {
                     start,
                     number,
                     tag,
+                    ack: [AckMode::Policy, AckMode::Immediate, AckMode::Lazy]
+                        [usize::from(b[2] % 3)],
                     total: n[2].max(200),
                     payload: p,
                 },
@@ -95,6 +105,12 @@ fn any_chunk() -> impl Strategy<Value = (Chunk<'static>, Vec<u8>)> {
                 8 => Chunk::Ack {
                     stream,
                     base: number,
+                    received: Received([
+                        q[0],
+                        q[1] & (0u64.wrapping_sub(u64::from(b[1] & 1))),
+                        0,
+                        q[2],
+                    ]),
                 },
                 9 => Chunk::Nack {
                     stream,
