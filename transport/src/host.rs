@@ -97,6 +97,8 @@ pub struct Delivery {
 pub struct Offer<'a> {
     /// From (remote) and to (local).
     pub stream: StreamKey,
+    /// The stream's record, as in [`Delivery`]: what is remembered of the offer goes with it.
+    pub record: RecordId,
     /// The stream's epoch.
     pub epoch: u32,
     /// The message's number.
