@@ -232,15 +232,9 @@ impl Endpoint {
                 stream.resend_range(number, range);
             }
         }
-        let Some(entry) = self.peers.get_mut(stream.peer) else {
+        let Some(entry) = self.peers.get(stream.peer) else {
             return;
         };
-        if let Some((timed, at)) = stream.timed
-            && timed == number
-        {
-            entry.rtt.sample(now.saturating_sub(at));
-            stream.timed = None;
-        }
         stream.backoff = 0;
         stream.timer = now.saturating_add(entry.rtt.rto(&self.config.policy, 0));
         self.rearm(now, slot);

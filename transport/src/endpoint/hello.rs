@@ -335,6 +335,7 @@ impl Endpoint {
         if let Some(entry) = self.peers.get_mut(slot) {
             entry.hello_outstanding = false;
             entry.hello_due = false;
+            entry.learn_stamps(now, header);
         }
         self.associate(now, slot, hello, host);
         Ok(())
@@ -409,6 +410,7 @@ impl Endpoint {
         };
         let eager = self.config.policy.eager_buffers;
         entry.learn_credit(header.sent_buffers, header.credit_limit, eager);
+        entry.learn_stamps(now, header);
         entry.last_heard = now;
         entry.waiting_since = None;
         let back = entry.state == PeerState::Idle && entry.greeted;

@@ -2,7 +2,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `peer` | liveness, round trip, credit of one peer |
+//! | `peer`, `round_trip` | liveness and credit of one peer, and how long it takes to it and back |
 //! | `path` | how long frames to a peer may be |
 //! | `hello` | how two engines come to know each other, RESET, restarts and takeovers |
 //! | `send_stream`, `submit`, `answers`, `settle` | the sending end: state, commands, what receivers answer, how sends end |
@@ -26,6 +26,7 @@ mod peer;
 mod ports;
 mod receive_stream;
 mod restore;
+mod round_trip;
 mod send_stream;
 mod settle;
 mod slab;

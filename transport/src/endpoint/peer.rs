@@ -1,7 +1,7 @@
 //! A peer: one engine of one node, and what is volatile about talking to it.
 //!
 //! Problem: every stream with an engine shares its liveness, round trip time and receive buffers. PROTOCOL *Identity*, *Credits*;
-//! GAMMA's credit window (papers, 002); RFC 6298.
+//! GAMMA's credit window (papers, 002). The round trip is in `round_trip`.
 //!
 //! Idea: credit is two absolute, serial numbers in every frame header, counted in receive buffers: what we sent so far, and how far
 //! the receiver lets us go. `limit = highest sent_buffers seen + eager_buffers`, so losing frames costs nothing for longer than
@@ -17,10 +17,11 @@ use alloc::collections::VecDeque;
 use alloc::string::String;
 
 use super::path::Path;
+use super::round_trip::{Rtt, Stamps};
 use super::{Misfit, PeerState};
 use crate::ident::{Nanos, Peer, serial_lt};
 use crate::policy::Policy;
-use crate::wire::{Chunk, StreamRef};
+use crate::wire::{Chunk, FrameHeader, StreamRef};
 
 /// Payload bytes of one receive buffer in copy mode: a 4096-byte UMEM frame less its headroom.
 pub(super) const BUFFER_BYTES: usize = 3840;
@@ -53,48 +54,6 @@ impl Reply {
                 reason: super::NACK_NO_BUFFER,
             },
             Self::PathAck(size, nonce) => Chunk::PathAck { size, nonce },
-        }
-    }
-}
-
-/// Round trip estimate, RFC 6298.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Rtt {
-    pub srtt: Nanos,
-    var: Nanos,
-}
-
-impl Rtt {
-    /// A sample of something sent once (Karn).
-    pub(super) fn sample(&mut self, rtt: Nanos) {
-        let rtt = rtt.max(1);
-        if self.srtt == 0 {
-            (self.srtt, self.var) = (rtt, rtt / 2);
-        } else {
-            self.var = (3 * self.var + self.srtt.abs_diff(rtt)) / 4;
-            self.srtt = (7 * self.srtt + rtt) / 8;
-        }
-    }
-
-    /// Retransmission timeout, backed off `backoff` times.
-    pub(super) fn rto(&self, policy: &Policy, backoff: u8) -> Nanos {
-        let (min, max) = (
-            Nanos::from(policy.rto_min_us) * 1_000,
-            Nanos::from(policy.rto_max_us) * 1_000,
-        );
-        let rto = match self.srtt {
-            0 => min * 4,
-            srtt => srtt.saturating_add(self.var.saturating_mul(4)),
-        };
-        let rto = rto.clamp(min, max.max(min));
-        rto.saturating_mul(1 << backoff.min(16)).min(max.max(min))
-    }
-
-    /// How often one number may be asked for again.
-    pub(super) fn repeat(&self, policy: &Policy) -> Nanos {
-        match self.srtt {
-            0 => Nanos::from(policy.rto_min_us) * 1_000,
-            srtt => srtt,
         }
     }
 }
@@ -137,6 +96,10 @@ pub(super) struct PeerEntry {
 
     // liveness
     pub rtt: Rtt,
+    pub stamps: Stamps,
+    /// What the frame admitted last says was written after our frames of this time had arrived; 0 if it does not say. Frames
+    /// overtake each other: compare a frame's answers with this while the frame is handled, not later.
+    pub horizon: Nanos,
     /// Since when something waits for an answer.
     pub waiting_since: Option<Nanos>,
     pub last_heard: Nanos,
@@ -187,6 +150,8 @@ impl PeerEntry {
             hello_tries: 0,
             greeted: false,
             rtt: Rtt::default(),
+            stamps: Stamps::default(),
+            horizon: 0,
             waiting_since: None,
             last_heard: now,
             placing: 0,
@@ -210,6 +175,8 @@ impl PeerEntry {
     /// Forgets what a replaced or restarted engine no longer knows. `seen` is the first `sent_buffers` of its successor.
     pub(super) fn void_volatile(&mut self, policy: &Policy, seen: u32) {
         self.rtt = Rtt::default();
+        self.stamps = Stamps::default();
+        self.horizon = 0;
         self.seen_buffers = seen;
         self.credit_limit = self.sent_buffers.wrapping_add(policy.eager_buffers);
         self.replies.clear();
@@ -254,6 +221,21 @@ impl PeerEntry {
         {
             self.credit_limit = credit_limit;
         }
+    }
+
+    /// What a header of theirs says about time.
+    pub(super) fn learn_stamps(&mut self, now: Nanos, header: &FrameHeader) {
+        let heard = self.stamps.learn(now, header);
+        self.horizon = heard.horizon;
+        if let Some(rtt) = heard.rtt {
+            self.rtt.sample(now, rtt);
+        }
+    }
+
+    #[allow(dead_code)] // selective recovery's
+    /// Our frames that left so long before one that arrived, and did not arrive, are lost.
+    pub(super) fn reorder_window(&self) -> Nanos {
+        self.rtt.reorder_window()
     }
 
     /// Queues an answer; beyond the bound it is lost like a frame would be.

@@ -122,8 +122,6 @@ pub(super) struct SendStream {
     pub close_tries: u8,
     /// Number and time of the last go-back: at most one per number and round trip.
     pub last_back: Option<(u32, Nanos)>,
-    /// The message whose round trip is being measured.
-    pub timed: Option<(u32, Nanos)>,
     /// Retransmission timer; MAX if off.
     pub timer: Nanos,
     pub backoff: u8,
@@ -170,7 +168,6 @@ impl SendStream {
             closing: false,
             close_tries: 0,
             last_back: None,
-            timed: None,
             timer: Nanos::MAX,
             backoff: 0,
             deadline: Nanos::MAX,
@@ -234,9 +231,6 @@ impl SendStream {
             message.restart();
         }
         self.resend.retain(|&(n, _)| serial_lt(n, number));
-        if self.timed.is_some_and(|(n, _)| !serial_lt(n, number)) {
-            self.timed = None;
-        }
         self.cursor = number;
     }
 
@@ -265,7 +259,7 @@ impl SendStream {
         self.probe = false;
         (self.stalled, self.not_ready, self.starved) = (false, false, false);
         (self.backoff, self.timer) = (0, Nanos::MAX);
-        (self.last_back, self.timed) = (None, None);
+        self.last_back = None;
     }
 
     /// Drops settled messages from the front and keeps the numbers in step. True if `base` moved.

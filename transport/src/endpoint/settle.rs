@@ -48,16 +48,6 @@ impl Endpoint {
             return;
         };
         let count = base.wrapping_sub(stream.base) as usize;
-        let sample = stream
-            .timed
-            .filter(|&(n, _)| (n.wrapping_sub(stream.base) as usize) < count);
-        if let Some((_, at)) = sample {
-            stream.timed = None;
-            let peer = stream.peer;
-            if let Some(entry) = self.peers.get_mut(peer) {
-                entry.rtt.sample(now.saturating_sub(at));
-            }
-        }
         for index in 0..count {
             let Some(message) = self.send.get_mut(slot).and_then(|s| s.queue.get_mut(index)) else {
                 break;

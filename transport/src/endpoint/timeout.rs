@@ -111,7 +111,6 @@ impl Endpoint {
             {
                 self.counters.timeouts += 1;
                 stream.probe = true;
-                stream.timed = None;
                 for message in &mut stream.queue {
                     if matches!(message.state, MessageState::Null(_)) {
                         message.null_due = true;

@@ -18,6 +18,7 @@
 use super::control::{push, receiver_chunks, sender_chunks};
 use super::hello::{WIRE_MAX, WIRE_MIN, truncate};
 use super::peer::BUFFER_BYTES;
+use super::round_trip::stamp;
 use super::timers::Owner;
 use super::turn::{Plan, StreamWriter, Turn};
 use super::{Config, Endpoint, Transmit};
@@ -41,7 +42,7 @@ impl Endpoint {
         host: &mut H,
     ) -> Option<Transmit> {
         self.act_on_cancels(now, host);
-        if let Some(transmit) = self.write_reset(to) {
+        if let Some(transmit) = self.write_reset(now, to) {
             return Some(transmit);
         }
         // Each peer once: one whose work fits no frame must not keep us here.
@@ -66,7 +67,7 @@ impl Endpoint {
     }
 
     /// A RESET goes alone, to somebody who may not even be a peer.
-    fn write_reset(&mut self, to: &mut [u8]) -> Option<Transmit> {
+    fn write_reset(&mut self, now: Nanos, to: &mut [u8]) -> Option<Transmit> {
         let reset = self.resets.queue.pop_front()?;
         let mut w = FrameWriter::new(to);
         let chunk = Chunk::Reset {
@@ -76,7 +77,7 @@ impl Endpoint {
             detail: reset.detail,
         };
         push(&mut w, &mut self.counters, &chunk).ok()?;
-        let mut header = frame_header(&self.config);
+        let mut header = frame_header(&self.config, now);
         (header.dst_node, header.dst_queue) = (reset.to.node.0, reset.to.queue);
         header.dst_incarnation = reset.src_incarnation;
         let len = w.finish_headers().finish(&header);
@@ -330,7 +331,7 @@ impl Endpoint {
             };
             payloads.set_payload_crc(source.chunk, crc);
         }
-        let mut header = frame_header(&self.config);
+        let mut header = frame_header(&self.config, now);
         let unreachable = self.unreachable_after();
         let entry = self.peers.get_mut(slot)?;
         let peer = entry.id;
@@ -342,6 +343,7 @@ impl Endpoint {
             entry.sent_buffers = entry.sent_buffers.wrapping_add(buffers);
         }
         header.sent_buffers = entry.sent_buffers;
+        (header.echo, header.held) = entry.stamps.echo(now);
         header.credit_limit = entry
             .seen_buffers
             .wrapping_add(self.config.policy.eager_buffers);
@@ -379,12 +381,13 @@ impl Endpoint {
 }
 
 /// A header from us to nobody yet.
-fn frame_header(config: &Config) -> FrameHeader {
+fn frame_header(config: &Config, now: Nanos) -> FrameHeader {
     FrameHeader {
         src_node: config.node.0,
         src_queue: config.queue,
         src_incarnation: truncate(config.incarnation),
         engine_epoch: config.engine_epoch,
+        sent_at: stamp(now),
         ..FrameHeader::default()
     }
 }

@@ -60,6 +60,7 @@ pub(super) enum Turn {
 
 /// A stream's turn at a frame.
 pub(super) struct StreamWriter<'a, 'w, 'f> {
+    #[allow(dead_code)] // selective recovery's
     pub now: Nanos,
     pub sender: u32,
     /// The whole frame.
@@ -201,8 +202,6 @@ impl StreamWriter<'_, '_, '_> {
         }
         if stream.cursor != stream.high {
             self.counters.retransmits += 1;
-        } else if stream.timed.is_none() {
-            stream.timed = Some((number, self.now));
         }
         self.advance(stream);
         Turn::Sent
