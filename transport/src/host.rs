@@ -195,7 +195,14 @@ pub trait Host {
 
     // ---- receiving ----
 
-    /// Asks the application about a message's first chunk, if the port wants to be asked.
+    /// Whether [`Host::offer`] is to be called for the port's messages. It costs a second look at their first bytes.
+    fn wants_offers(&self, port: PortId) -> bool {
+        let _ = port;
+        false
+    }
+
+    /// Asks the application about a message's first chunk, if [`Host::wants_offers`]. The same message may be offered again: when it
+    /// was undecided, lost its buffer to another, or when a predecessor of this engine died before it was committed.
     fn offer(&mut self, offer: &Offer<'_>) -> Verdict {
         let _ = offer;
         Verdict::Accept

@@ -38,19 +38,20 @@ pub struct PolicyWire {
 /// Most words of an acknowledgement's bitmap.
 pub const ACK_WORDS: usize = 4;
 
-/// Numbers received beyond an acknowledgement's base: bit i stands for `base + 1 + i`.
+/// Numbers received from an acknowledgement's base on: bit i stands for `base + i`. Base itself may have been received, when it is not
+/// whole yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Received(pub [u64; ACK_WORDS]);
 
 impl Received {
-    /// Whether number `base + 1 + i` was received.
+    /// Whether number `base + i` was received.
     pub fn has(&self, i: usize) -> bool {
         self.0
             .get(i / 64)
             .is_some_and(|word| word >> (i % 64) & 1 != 0)
     }
 
-    /// Marks number `base + 1 + i`; beyond the bitmap it is left out.
+    /// Marks number `base + i`; beyond the bitmap it is left out.
     pub fn set(&mut self, i: usize) {
         if let Some(word) = self.0.get_mut(i / 64) {
             *word |= 1 << (i % 64);
@@ -197,7 +198,7 @@ pub enum Chunk<'a> {
         stream: StreamRef,
         /// The next number to commit.
         base: u32,
-        /// What was received beyond it.
+        /// What was received from there on.
         received: Received,
     },
     /// ← `expected` did not come (reason 1), had no buffer (2), or was corrupt (3).
