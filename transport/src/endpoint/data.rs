@@ -91,16 +91,20 @@ impl Endpoint {
             return;
         }
         let (buffer, gap_at) = (long.buffer, long.ranges.end());
-        let counted = match long.ranges.first_gap(range) {
-            None => 0,
-            Some(hole) if hole == range => self.count_range(buffer, row, range, view, host),
-            Some(_) if view.verify() => self.count_holes(buffer, row, range, view, host),
+        let len = range.to - range.from;
+        let (counted, old) = match long.ranges.first_gap(range) {
+            None => (0, len),
+            Some(hole) if hole == range => (self.count_range(buffer, row, range, view, host), 0),
+            Some(_) if view.verify() => {
+                let counted = self.count_holes(buffer, row, range, view, host);
+                (counted, len.saturating_sub(counted))
+            }
             Some(_) => {
                 self.counters.payloads_corrupt += 1;
-                0
+                (0, 0)
             }
         };
-        self.counters.data_duplicates += u64::from((range.to - range.from).saturating_sub(counted));
+        self.counters.data_duplicates += u64::from(old);
         self.after_data(now, slot, row, counted, offset > gap_at, host);
     }
 

@@ -1,0 +1,603 @@
+//! A hand-driven peer: one real [`Endpoint`] over a [`TestHost`], and a test that plays the engine at the other end, frame by frame.
+//!
+//! Problem: the papers' tables and figures, and the specification, speak of single chunks: this one arrives, that one is answered,
+//! and nothing else happens. A cluster of two endpoints never says anything wrong, late or twice on demand.
+//!
+//! Idea: [`Puppet::says`] puts chunks into a frame, gives it to the endpoint, lets it answer, and returns *everything* that
+//! happened as lines of text, which the test compares with what must happen: answers in capitals (`ACK 1`), what the host did
+//! (`delivers 0`, `completes 2 Delivered`), why the frame was dropped (`dropped: WrongIncarnation`) and which counters moved
+//! (`duplicates +1`). So *nothing else happened* is part of every comparison. Numbers are shown relative to the first of their
+//! stream, epochs relative to the first epoch, because all of them start just before they wrap.
+//!
+//! [`Puppet::transcript`] has both sides' chunks since the last call, for figures that are dialogues.
+//!
+//! What the host's book promises is kept here too: the puppet's messages have ids and contents, so that a doubled, changed or
+//! reordered delivery ends the test, and the puppet counts as having received what it acknowledges. After every step the
+//! endpoint's own consistency is checked.
+//!
+//! | who | node | engine | port |
+//! |---|---|---|---|
+//! | the endpoint | 1 | queue 1 of 2 | [`OURS`], open; [`SHUT`], never open; [`FOREIGN`], of the node's other engine |
+//! | the puppet | 2 | queue 0 of 1 | [`THEIRS`] |
+
+#![allow(missing_docs)] // names that say what they do, for tests
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // it is all test
+
+mod say;
+mod text;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use portolan_transport::endpoint::{Config, FrameError};
+use portolan_transport::host::SendStatus;
+use portolan_transport::ident::{Nanos, Peer, PortId, Priority, SendId, StreamKey, serial_lt};
+use portolan_transport::policy::Policy;
+use portolan_transport::wire::{self, FrameHeader, FrameWriter};
+use portolan_transport::{Endpoint, Host as _};
+
+use crate::harness::book::{Book, Route, SharedBook, fill};
+use crate::harness::host::{EngineDeath, Event, TestHost};
+use crate::harness::{US, node};
+
+pub use say::Say;
+pub use text::NOTHING;
+
+/// The endpoint's open port.
+pub const OURS: u16 = 5;
+/// A port of the endpoint's engine that nobody opened.
+pub const SHUT: u16 = 7;
+/// A port of the other engine of the endpoint's node.
+pub const FOREIGN: u16 = 4;
+/// The puppet's port.
+pub const THEIRS: u16 = 9;
+/// The endpoint's incarnation.
+pub const OUR_INCARNATION: u64 = 0x0001_0000_0000_0011;
+/// The puppet's.
+pub const THEIR_INCARNATION: u64 = 0x0002_0000_0000_0022;
+/// Number 0 of every stream, in transcripts.
+pub const FIRST: u32 = u32::MAX - 1;
+/// Epoch 0 of both sides, in transcripts.
+pub const EPOCH: u32 = u32::MAX - 3;
+/// The endpoint's first engine epoch, and the puppet's.
+pub const ENGINE: u32 = u32::MAX - 1;
+/// The longest message the endpoint's port takes.
+pub const MAX_LEN: u32 = 1 << 20;
+
+/// Counters that say what the other lines say, or only that there was traffic.
+const QUIET: [&str; 25] = [
+    "frames_received",
+    "frames_sent",
+    "bytes_received",
+    "bytes_sent",
+    "chunks_received",
+    "chunks_sent",
+    "hellos_sent",
+    "resets_sent",
+    "frames_wrong_incarnation",
+    "frames_stale_engine",
+    "frames_not_associated",
+    "frames_not_for_us",
+    "frames_unknown_peer",
+    "frames_malformed",
+    "sends_accepted",
+    "sends_delivered",
+    "sends_failed",
+    "sends_maybe",
+    "messages_delivered",
+    "bytes_delivered",
+    "nacks_sent",
+    "nacks_received",
+    "probes_sent",
+    "acks_sent",
+    "grants_sent",
+];
+
+/// A frame the endpoint sent.
+#[derive(Clone, Debug)]
+pub struct Heard {
+    pub header: FrameHeader,
+    pub len: usize,
+    /// Its chunks.
+    pub lines: Vec<String>,
+    /// And their payloads.
+    pub payloads: Vec<Vec<u8>>,
+}
+
+/// See the module's text.
+pub struct Puppet {
+    pub now: Nanos,
+    pub endpoint: Endpoint,
+    pub host: TestHost,
+    pub book: SharedBook,
+    pub config: Config,
+    /// What the puppet's frames say; time stamps and credits are filled in for each.
+    pub header: FrameHeader,
+    /// The puppet's incarnation in full.
+    pub incarnation: u64,
+    /// Receive buffers the puppet gives.
+    pub credit: u32,
+    /// What the puppet echoes instead of the newest time stamp it heard.
+    pub echo: Option<u32>,
+    /// Priority of the streams the puppet talks about.
+    pub priority: Priority,
+    /// The epoch of the puppet's stream, and the endpoint's newest.
+    pub epoch: u32,
+    pub our_epoch: u32,
+    /// The endpoint answered on the puppet's stream: START is not needed.
+    pub established: bool,
+    /// Frames heard since the last step began.
+    pub heard: Vec<Heard>,
+    newest: (u32, Nanos),
+    sent_buffers: u32,
+    transcript: Vec<String>,
+    counted: BTreeMap<&'static str, u64>,
+    /// Ids of the puppet's messages, by number since `FIRST`.
+    theirs: Vec<u64>,
+    /// Lengths of them that are not the usual.
+    lengths: BTreeMap<u32, u32>,
+    /// Ids of the endpoint's, in order of their numbers, with their length.
+    ours: Vec<(u64, u32, SendId)>,
+    /// Which of them the puppet has, and which it never will.
+    has: BTreeSet<u32>,
+    never: BTreeSet<u32>,
+    dead: bool,
+}
+
+impl Puppet {
+    /// An endpoint with `tokens` receive tokens of [`MAX_LEN`] at [`OURS`], greeted by the puppet.
+    pub fn new(policy: Policy, tokens: usize) -> Self {
+        let mut puppet = Self::stranger(policy, tokens, 1458);
+        puppet.greets();
+        puppet
+    }
+
+    /// The same, with frames up to `max_frame` and nobody greeted yet.
+    pub fn stranger(policy: Policy, tokens: usize, max_frame: u16) -> Self {
+        policy.validate().expect("a policy that can work");
+        let config = Config {
+            node: node(1),
+            queue: 1,
+            queues: 2,
+            incarnation: OUR_INCARNATION,
+            engine_epoch: ENGINE,
+            cluster: 0xc1,
+            name: "one".into(),
+            max_frame,
+            max_peers: 8,
+            first_number: FIRST,
+            policy,
+        };
+        let now = 7_000 * US;
+        let book = Book::shared();
+        let mut host = TestHost::new(node(1), book.clone(), EPOCH);
+        host.open_port(PortId(OURS), MAX_LEN);
+        let mut endpoint = Endpoint::new(config.clone(), now);
+        endpoint.set_node(now, node(2), max_frame);
+        endpoint.port_opened(PortId(OURS));
+        let header = FrameHeader {
+            src_node: 2,
+            dst_node: 1,
+            src_queue: 0,
+            dst_queue: 1,
+            src_incarnation: THEIR_INCARNATION as u32,
+            dst_incarnation: OUR_INCARNATION as u32,
+            engine_epoch: ENGINE,
+            ..FrameHeader::default()
+        };
+        let mut puppet = Self {
+            now,
+            endpoint,
+            host,
+            book,
+            config,
+            header,
+            incarnation: THEIR_INCARNATION,
+            credit: policy.eager_buffers,
+            echo: None,
+            priority: Priority::Low,
+            epoch: EPOCH,
+            our_epoch: EPOCH,
+            established: false,
+            heard: Vec::new(),
+            newest: (0, 0),
+            sent_buffers: 0,
+            transcript: Vec::new(),
+            counted: BTreeMap::new(),
+            theirs: Vec::new(),
+            lengths: BTreeMap::new(),
+            ours: Vec::new(),
+            has: BTreeSet::new(),
+            never: BTreeSet::new(),
+            dead: false,
+        };
+        for _ in 0..tokens {
+            puppet.provides(MAX_LEN);
+        }
+        puppet
+    }
+
+    /// HELLO and its answers; afterwards both sides know each other.
+    pub fn greets(&mut self) {
+        let echo = self.says(self.hello(0));
+        assert!(
+            echo.iter().any(|line| line.starts_with("HELLO-ACK")),
+            "{echo:?}"
+        );
+        if echo.iter().any(|line| line.starts_with("HELLO ")) {
+            self.says(self.hello_ack(OUR_INCARNATION));
+        } else {
+            self.says(self.hello(OUR_INCARNATION));
+        }
+        let up = self.endpoint.peers().next().map(|peer| peer.state);
+        assert_eq!(up, Some(portolan_transport::endpoint::PeerState::Up));
+        self.transcript.clear();
+    }
+
+    // ---- steps: each returns everything that happened ----
+
+    /// The puppet sends one frame with this.
+    pub fn says(&mut self, say: impl Into<Say>) -> Vec<String> {
+        self.says_all(vec![say.into()])
+    }
+
+    /// One frame with all of these.
+    pub fn says_all(&mut self, says: Vec<Say>) -> Vec<String> {
+        let frame = self.frame(&says);
+        for say in &says {
+            self.transcript.push(format!("> {}", self.text(&say.chunk)));
+            self.receives(&say.chunk);
+        }
+        self.says_bytes(&frame)
+    }
+
+    /// A frame as these bytes.
+    pub fn says_bytes(&mut self, frame: &[u8]) -> Vec<String> {
+        self.now += US;
+        self.step(|endpoint, now, host| endpoint.handle_frame(now, &[frame], host))
+    }
+
+    /// The application at [`OURS`] sends a message of `len` bytes to [`THEIRS`].
+    pub fn sends(&mut self, len: u32) -> Vec<String> {
+        self.sends_until(len, Nanos::MAX)
+    }
+
+    pub fn sends_until(&mut self, len: u32, deadline: Nanos) -> Vec<String> {
+        let route = self.route(true);
+        let (id, send) = self.host.post(route, len, deadline);
+        self.ours.push((id, len, send));
+        self.step(|_, _, _| Ok(()))
+    }
+
+    /// The application gives its send of this number up.
+    pub fn cancels(&mut self, number: u32) -> Vec<String> {
+        let (_, _, send) = self.ours[number as usize];
+        let key = self.key();
+        self.step(|endpoint, now, _| {
+            endpoint.cancel(now, send, key);
+            Ok(())
+        })
+    }
+
+    /// The application provides a receive token.
+    pub fn provides(&mut self, len: u32) -> Vec<String> {
+        let priority = self.priority;
+        self.host.provide(PortId(OURS), priority, len);
+        self.step(|endpoint, now, _| {
+            endpoint.buffer_provided(now, PortId(OURS));
+            Ok(())
+        })
+    }
+
+    /// The application's port closes.
+    pub fn closes_port(&mut self) -> Vec<String> {
+        self.host.close_port(PortId(OURS));
+        self.step(|endpoint, now, host| {
+            endpoint.port_closed(now, PortId(OURS), host);
+            Ok(())
+        })
+    }
+
+    /// After a failed send, the application goes on.
+    pub fn resumes(&mut self) -> Vec<String> {
+        let key = self.key();
+        self.step(|endpoint, now, _| {
+            endpoint.resume_sending(now, key);
+            Ok(())
+        })
+    }
+
+    /// Time passes; timers fire.
+    pub fn waits(&mut self, time: Nanos) -> Vec<String> {
+        let end = self.now + time;
+        self.heard.clear();
+        let mut lines = self.settle(Ok(()));
+        while let Some(due) = self.endpoint.poll_timeout().filter(|due| *due <= end) {
+            self.now = due.max(self.now + 1);
+            let now = self.now;
+            let result = self.run(|endpoint, _, host| {
+                endpoint.handle_timeout(now, host);
+                Ok(())
+            });
+            lines.extend(self.settle(result));
+        }
+        self.now = self.now.max(end);
+        lines
+    }
+
+    /// The engine dies now, with everything volatile.
+    pub fn dies(&mut self) {
+        self.dead = true;
+        self.transcript.push("  the engine dies".into());
+    }
+
+    /// The engine will die at its n-th store from now.
+    pub fn dies_at(&mut self, step: u64) {
+        self.host.die_after = Some(step);
+    }
+
+    pub fn is_dead(&self) -> bool {
+        self.dead
+    }
+
+    /// Another engine takes over from the ledger.
+    pub fn is_restored(&mut self) -> Vec<String> {
+        assert!(std::mem::take(&mut self.dead), "nobody died");
+        self.host.engine_died();
+        self.config.engine_epoch = self.config.engine_epoch.wrapping_add(1);
+        self.endpoint = Endpoint::restore(self.config.clone(), self.now, &self.host.durable());
+        self.counted.clear();
+        self.transcript.push("  another engine takes over".into());
+        let max_frame = self.config.max_frame;
+        let open = self.host.open_ports();
+        let closed = self.host.closed_ports();
+        self.step(|endpoint, now, host| {
+            endpoint.set_node(now, node(2), max_frame);
+            open.into_iter().for_each(|port| endpoint.port_opened(port));
+            for port in closed {
+                endpoint.port_closed(now, port, host);
+            }
+            Ok(())
+        })
+    }
+
+    /// Any other call.
+    pub fn step(
+        &mut self,
+        call: impl FnOnce(&mut Endpoint, Nanos, &mut TestHost) -> Result<(), FrameError>,
+    ) -> Vec<String> {
+        self.heard.clear();
+        let result = self.run(call);
+        self.settle(result)
+    }
+
+    // ---- what is known ----
+
+    /// Both sides' chunks since the last call, `>` the puppet's, `<` the endpoint's.
+    pub fn transcript(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.transcript)
+    }
+
+    /// Messages committed to the application at [`OURS`].
+    pub fn delivered(&self) -> usize {
+        let book = self.book.borrow();
+        let is_in = |id: &&u64| book.message(**id).commits > 0;
+        self.theirs.iter().filter(is_in).count()
+    }
+
+    /// Status of the endpoint's send of this number.
+    pub fn status(&self, number: u32) -> Option<SendStatus> {
+        self.book.borrow().status(self.ours[number as usize].0)
+    }
+
+    /// A counter's value.
+    pub fn counter(&self, name: &str) -> u64 {
+        let found = self.endpoint.counters().iter().find(|c| c.0 == name);
+        found.unwrap_or_else(|| panic!("no counter {name}")).2
+    }
+
+    /// The stream from [`OURS`] to [`THEIRS`], as the endpoint's application names it.
+    pub fn key(&self) -> StreamKey {
+        StreamKey {
+            local: PortId(OURS),
+            node: node(2),
+            remote: PortId(THEIRS),
+            priority: self.priority,
+        }
+    }
+
+    /// The puppet as a peer.
+    pub fn peer(&self) -> Peer {
+        Peer {
+            node: node(2),
+            queue: 0,
+        }
+    }
+
+    /// The durable epoch floor of the puppet's streams.
+    pub fn floor(&self) -> u32 {
+        self.host
+            .load_peer(self.peer())
+            .map_or(0, |(_, floor)| floor)
+    }
+
+    // ---- the works ----
+
+    fn run(
+        &mut self,
+        call: impl FnOnce(&mut Endpoint, Nanos, &mut TestHost) -> Result<(), FrameError>,
+    ) -> Result<(), FrameError> {
+        if self.dead {
+            return Ok(()); // said to nobody
+        }
+        let (now, endpoint, host) = (self.now, &mut self.endpoint, &mut self.host);
+        self.book.borrow_mut().now = now;
+        match catch_unwind(AssertUnwindSafe(|| call(endpoint, now, host))) {
+            Ok(result) => result,
+            Err(death) if death.is::<EngineDeath>() => {
+                self.dies();
+                Ok(())
+            }
+            Err(bug) => resume_unwind(bug),
+        }
+    }
+
+    /// Lets the endpoint take sends and answer; lines of what happened.
+    fn settle(&mut self, result: Result<(), FrameError>) -> Vec<String> {
+        let mut lines = Vec::new();
+        if let Err(error) = result {
+            lines.push(format!("dropped: {error:?}"));
+        }
+        let _ = self.run(|endpoint, now, host| {
+            while let Some(send) = host.take_send() {
+                if let Err(reason) = endpoint.submit(now, &send, host) {
+                    host.refuse_send(send.id, reason);
+                }
+            }
+            Ok(())
+        });
+        let before = self.heard.len();
+        let mut buffer = vec![0xdd; usize::from(self.config.max_frame)];
+        loop {
+            let mut sent = None;
+            let _ = self.run(|endpoint, now, host| {
+                sent = endpoint.poll_transmit(now, &mut buffer, host);
+                Ok(())
+            });
+            let Some(transmit) = sent else { break };
+            assert_eq!(transmit.peer.node, node(2));
+            self.hears(&buffer[..transmit.len]);
+        }
+        for event in self.host.read_events() {
+            lines.push(self.event(event));
+        }
+        let answers = self.heard[before..].iter().flat_map(|f| f.lines.clone());
+        lines.extend(answers);
+        if self.dead {
+            return lines;
+        }
+        self.endpoint.check_consistency();
+        for (name, _, value) in self.endpoint.counters().iter() {
+            let old = self.counted.insert(name, value).unwrap_or(0);
+            if value != old && !QUIET.contains(&name) && !name.starts_with("malformed_") {
+                lines.push(format!("{name} +{}", value - old));
+            }
+        }
+        lines
+    }
+
+    fn event(&self, event: Event) -> String {
+        match event {
+            Event::Received { number, .. } => {
+                format!("delivers {}", number.wrapping_sub(FIRST) as i32)
+            }
+            Event::Completed { id, status, .. } => {
+                let number = self.ours.iter().position(|(other, ..)| *other == id);
+                format!("completes {} {status:?}", number.expect("a send of ours"))
+            }
+        }
+    }
+
+    /// A frame of the endpoint.
+    fn hears(&mut self, bytes: &[u8]) {
+        let segments = [bytes];
+        let frame = wire::parse(&segments).expect("a frame of ours");
+        let header = *frame.header();
+        if header.sent_at != 0 {
+            self.newest = (header.sent_at, self.now);
+        }
+        let (mut lines, mut payloads) = (Vec::new(), Vec::new());
+        for (chunk, view) in frame.chunks() {
+            if let Some(stream) = say::stream_of(&chunk) {
+                if stream.sender_port == OURS {
+                    if serial_lt(self.our_epoch, stream.epoch) {
+                        self.our_epoch = stream.epoch;
+                    }
+                } else if !matches!(chunk, wire::Chunk::Refused { .. }) {
+                    self.established |= stream.epoch == self.epoch;
+                }
+            }
+            let line = self.text(&chunk);
+            self.transcript.push(format!("< {line}"));
+            lines.push(line);
+            payloads.push(view.parts().flatten().copied().collect());
+        }
+        self.heard.push(Heard {
+            header,
+            len: bytes.len(),
+            lines,
+            payloads,
+        });
+    }
+
+    /// The puppet counts as having received what it acknowledges.
+    fn receives(&mut self, chunk: &wire::Chunk<'_>) {
+        let (upto, one, never) = say::acknowledged(chunk, self.our_epoch);
+        if let Some(number) = never {
+            self.never.insert(number);
+        }
+        let route = self.route(true);
+        let upto = upto.filter(|n| *n as usize <= self.ours.len()).unwrap_or(0);
+        for number in (0..upto).chain(one) {
+            let known = self.ours.get(number as usize);
+            if let Some(&(id, len, _)) = known
+                && !self.never.contains(&number)
+                && self.has.insert(number)
+            {
+                let mut bytes = vec![0; len as usize];
+                fill(id, 0, &mut bytes);
+                self.book.borrow_mut().committed(route, id, &bytes);
+            }
+        }
+    }
+
+    fn route(&self, from_us: bool) -> Route {
+        let (us, them) = ((node(1), PortId(OURS)), (node(2), PortId(THEIRS)));
+        let (from, to) = if from_us { (us, them) } else { (them, us) };
+        Route {
+            from,
+            to,
+            priority: self.priority,
+        }
+    }
+
+    /// The frame with these chunks.
+    pub fn frame(&mut self, says: &[Say]) -> Vec<u8> {
+        let mut buffer = vec![0; 65_535];
+        let mut w = FrameWriter::new(&mut buffer);
+        let places: Vec<usize> = says
+            .iter()
+            .map(|say| w.push(&say.chunk).expect("room"))
+            .collect();
+        let mut payloads = w.finish_headers();
+        let mut charged = 0;
+        for (place, say) in places.into_iter().zip(says) {
+            payloads.payload_mut(place).copy_from_slice(&say.payload);
+            charged += say.charge();
+        }
+        self.sent_buffers = self.sent_buffers.wrapping_add(u32::from(charged > 0));
+        let mut header = self.header;
+        header.sent_buffers = self.sent_buffers;
+        let seen = self.heard_buffers();
+        header.credit_limit = seen.wrapping_add(self.credit);
+        header.sent_at = ((self.now + US) as u32).max(1);
+        let (newest, at) = self.newest;
+        header.echo = self.echo.unwrap_or(newest);
+        header.held = u16::try_from((self.now + US - at) / 256).unwrap_or(u16::MAX);
+        let len = payloads.finish(&header);
+        buffer.truncate(len);
+        buffer
+    }
+
+    fn heard_buffers(&self) -> u32 {
+        self.heard.last().map_or(0, |f| f.header.sent_buffers)
+    }
+}
+
+/// Makes a frame's header checksum right again after some of its bytes were changed.
+pub fn reseal(frame: &mut [u8]) {
+    let len = usize::from(u16::from_be_bytes([frame[4], frame[5]])).min(frame.len());
+    frame[44..48].fill(0);
+    let crc = wire::crc32c(&frame[..len]);
+    frame[44..48].copy_from_slice(&crc.to_be_bytes());
+}

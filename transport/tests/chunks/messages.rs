@@ -1,0 +1,229 @@
+//! EAGER, RTS and DATA: what carries messages. transport.md §5.1, §5.2, §8.1
+
+use portolan_sim::puppet::{MAX_LEN, NOTHING, Puppet};
+use portolan_transport::wire::WireError;
+
+use crate::{Case, policy, receiver};
+
+pub mod eager {
+    use super::*;
+
+    /// Message 1 arrives where 1 is expected. Expect: delivered, then acknowledged.
+    pub fn case() -> Case {
+        let mut p = receiver();
+        let say = p.eager(1);
+        Case::new(p, say, ["delivers 1", "ACK 2"])
+    }
+
+    // Message 0 arrives again. Expect: acknowledged again, not delivered again.
+    pub fn past() {
+        let mut p = receiver();
+        let again = p.eager(0);
+        assert_eq!(p.says(again), ["ACK 1", "duplicates +1"]);
+        case().holds();
+    }
+
+    // Message 2 arrives where 1 is expected. Expect: one NACK for 1, then silence; nothing kept.
+    pub fn future() {
+        let mut p = receiver();
+        let early = p.eager(2);
+        assert_eq!(p.says(early.clone()), ["NACK 1 gap", "out_of_order +1"]);
+        assert_eq!(p.says(early), ["out_of_order +1"]);
+        assert_eq!((p.delivered(), p.host.claimed()), (1, 0));
+    }
+
+    // Shapes the parser refuses; a payload that does not match its checksum, which is NACKed and counts for nothing.
+    pub fn malformed() {
+        let mut case = case().refuses_ports(60);
+        case.refuses(WireError::PayloadLength, |f| f.truncate(f.len() - 1), &[]);
+        case.refuses(WireError::Trailing, |f| f.push(0), &[]);
+        let corrupt = case.say.clone().corrupt();
+        assert_eq!(
+            case.p.says(corrupt),
+            ["NACK 1 corrupt", "payloads_corrupt +1"]
+        );
+        assert_eq!(case.p.host.claimed(), 0);
+        case.holds();
+    }
+
+    pub fn wrong_incarnation() {
+        case().wrong_incarnation();
+    }
+
+    // To a shut port: PORT-CLOSED if START allows to say so, and it never opens that stream. To the other engine's: a violation.
+    // From a port that never opened a stream, without START: REFUSED.
+    pub fn wrong_port() {
+        let case = case().elsewhere(
+            false,
+            &["REFUSED", "streams_refused +1"],
+            &["protocol_violations +1"],
+            &["REFUSED", "streams_refused +1"],
+        );
+        let mut case = case.elsewhere_opening();
+        assert_eq!(case.p.delivered(), 1);
+        let say = case.say.clone();
+        assert_eq!(case.p.says(say), ["delivers 1", "ACK 2"]);
+    }
+}
+
+impl Case {
+    /// With START to a shut port: PORT-CLOSED, and the floor is raised, so that a late copy does not open it. §3.4
+    pub fn elsewhere_opening(mut self) -> Self {
+        use portolan_sim::puppet::{SHUT, THEIRS};
+        let opening = self.say.clone().ports(THEIRS, SHUT).start(Some(0)).epoch(1);
+        assert_eq!(self.p.says(opening), ["PORT-CLOSED 0 @1"]);
+        self
+    }
+}
+
+pub mod rts {
+    use super::*;
+
+    /// A request with its first 1000 bytes arrives where it is expected. Expect: a grant for the rest.
+    pub fn case() -> Case {
+        let mut p = receiver();
+        let say = p.rts(1, 5000, 1000);
+        Case::new(p, say, ["CTS 1 to 5000"])
+    }
+
+    // The request again while its message is under way: acknowledged and granted again. And again when it is over: acknowledged.
+    pub fn past() {
+        let mut p = receiver();
+        let request = p.rts(1, 5000, 1000);
+        p.says(request.clone());
+        assert_eq!(
+            p.says(request.clone()),
+            ["ACK 1", "CTS 1 to 5000", "duplicates +1"]
+        );
+        for from in (1000..5000).step_by(1000) {
+            let data = p.data(1, from, from + 1000);
+            p.says(data);
+        }
+        assert_eq!(p.delivered(), 2);
+        assert_eq!(p.says(request), ["ACK 2", "duplicates +1"]);
+        assert_eq!(p.delivered(), 2);
+    }
+
+    // Request 2 where 1 is expected. Expect: NACK for 1, no grant, no token taken.
+    pub fn future() {
+        let mut p = receiver();
+        let early = p.rts(2, 5000, 1000);
+        assert_eq!(p.says(early), ["NACK 1 gap", "out_of_order +1"]);
+        assert_eq!(p.host.claimed(), 0);
+    }
+
+    // More payload than the message has; a corrupt payload, which leaves the request standing and asks for the bytes again.
+    pub fn malformed() {
+        let mut case = case().refuses_ports(60);
+        let total = |f: &mut Vec<u8>| f[80..84].copy_from_slice(&999u32.to_be_bytes());
+        case.refuses(WireError::ChunkField, total, &[]);
+        case.refuses(WireError::PayloadLength, |f| f.truncate(f.len() - 1), &[]);
+        let corrupt = case.say.clone().corrupt();
+        assert_eq!(
+            case.p.says(corrupt),
+            ["CTS 1 to 5000, again 0..5000", "payloads_corrupt +1"]
+        );
+        // Longer than the port ever takes: refused for good.
+        let mut p = receiver();
+        let long = p.rts(1, MAX_LEN + 1, 1000);
+        assert_eq!(p.says(long), ["MSGDROP 1 too long"]);
+    }
+
+    pub fn wrong_incarnation() {
+        case().wrong_incarnation();
+    }
+
+    pub fn wrong_port() {
+        let case = case().elsewhere(
+            false,
+            &["REFUSED", "streams_refused +1"],
+            &["protocol_violations +1"],
+            &["REFUSED", "streams_refused +1"],
+        );
+        case.elsewhere_opening().holds();
+    }
+}
+
+pub mod data {
+    use super::*;
+
+    /// The endpoint has granted bytes 1000..3000 of message 1.
+    fn granted() -> Puppet {
+        let mut p = receiver();
+        let request = p.rts(1, 3000, 1000);
+        assert_eq!(p.says(request), ["CTS 1 to 3000"]);
+        p
+    }
+
+    /// The last bytes arrive. Expect: the message is whole, delivered, and ended.
+    pub fn case() -> Case {
+        let mut p = granted();
+        let middle = p.data(1, 1000, 2000);
+        assert_eq!(p.says(middle), NOTHING);
+        let say = p.data(1, 2000, 3000);
+        Case::new(p, say, ["delivers 1", "ACK 2", "MSGEND 1"])
+    }
+
+    // Bytes that counted before, in part and in full; bytes of a message that is over. Expect: counted once.
+    pub fn past() {
+        let mut p = granted();
+        let (old, overlapping) = (p.data(1, 0, 1000), p.data(1, 500, 1500));
+        assert_eq!(p.says(old), ["data_duplicates +1000"]);
+        assert_eq!(p.says(overlapping), ["data_duplicates +500"]);
+        let rest = p.data(1, 1500, 2500);
+        assert_eq!(p.says(rest), NOTHING);
+        let rest = p.data(1, 2500, 3000);
+        assert_eq!(p.says(rest.clone()), ["delivers 1", "ACK 2", "MSGEND 1"]);
+        assert_eq!(p.says(rest), ["data_unexpected +1"]);
+    }
+
+    // Bytes behind a gap: placed, and the gap is asked for. Bytes beyond the grant, of a message that was not accepted yet, and
+    // of an epoch to come: not taken.
+    pub fn future() {
+        let mut p = granted();
+        let behind = p.data(1, 2000, 3000);
+        assert_eq!(p.says(behind), ["CTS 1 to 3000, again 1000..2000"]);
+        let hole = p.data(1, 1000, 2000);
+        assert_eq!(p.says(hole), ["delivers 1", "ACK 2", "MSGEND 1"]);
+        let (early, later) = (p.data(2, 0, 1000), p.data(2, 0, 1000).epoch(1));
+        assert_eq!(p.says(early), ["data_unexpected +1"]);
+        assert_eq!(p.says(later), ["stale_epochs +1", "data_unexpected +1"]);
+
+        let mut p = Puppet::new(
+            portolan_transport::policy::Policy {
+                grant_bytes: 1000,
+                ..policy()
+            },
+            4,
+        );
+        let request = p.rts(0, 5000, 1000);
+        assert_eq!(p.says(request), ["CTS 0 to 2000", "streams_opened +1"]);
+        let (beyond, across) = (p.data(0, 2000, 3000), p.data(0, 1500, 2500));
+        assert_eq!(p.says(beyond), ["data_unexpected +1"]);
+        assert_eq!(p.says(across), ["data_unexpected +1"]);
+    }
+
+    // No bytes; bytes beyond 2³²; bytes that do not match their checksum, which count for nothing until
+    // they come again.
+    pub fn malformed() {
+        let mut case = case().refuses_ports(60);
+        let empty = |f: &mut Vec<u8>| f[52..54].fill(0);
+        case.refuses(WireError::ChunkField, empty, &[]);
+        let far = |f: &mut Vec<u8>| f[72..76].fill(0xff);
+        case.refuses(WireError::ChunkField, far, &[]);
+        let corrupt = case.say.clone().corrupt();
+        assert_eq!(case.p.says(corrupt), ["payloads_corrupt +1"]);
+        assert_eq!(case.p.delivered(), 1);
+        case.holds();
+    }
+
+    pub fn wrong_incarnation() {
+        case().wrong_incarnation();
+    }
+
+    // DATA never opens anything and is not answered.
+    pub fn wrong_port() {
+        let nothing = &["stale_epochs +1", "data_unexpected +1"];
+        case().elsewhere(false, nothing, nothing, nothing).holds();
+    }
+}
