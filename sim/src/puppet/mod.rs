@@ -33,6 +33,7 @@ use portolan_transport::endpoint::{Config, FrameError};
 use portolan_transport::host::SendStatus;
 use portolan_transport::ident::{Nanos, Peer, PortId, Priority, SendId, StreamKey, serial_lt};
 use portolan_transport::policy::Policy;
+use portolan_transport::wire::frame::HELD_UNIT;
 use portolan_transport::wire::{self, FrameHeader, FrameWriter};
 use portolan_transport::{Endpoint, Host as _};
 
@@ -117,6 +118,8 @@ pub struct Puppet {
     pub incarnation: u64,
     /// Receive buffers the puppet gives.
     pub credit: u32,
+    /// The wire's part of a round trip: frames take so long to be heard.
+    pub rtt: Nanos,
     /// What the puppet echoes instead of the newest time stamp it heard.
     pub echo: Option<u32>,
     /// Priority of the streams the puppet talks about.
@@ -130,6 +133,7 @@ pub struct Puppet {
     pub heard: Vec<Heard>,
     newest: (u32, Nanos),
     sent_buffers: u32,
+    seen_buffers: u32,
     transcript: Vec<String>,
     counted: BTreeMap<&'static str, u64>,
     /// Ids of the puppet's messages, by number since `FIRST`.
@@ -194,6 +198,7 @@ impl Puppet {
             header,
             incarnation: THEIR_INCARNATION,
             credit: policy.eager_buffers,
+            rtt: US,
             echo: None,
             priority: Priority::Low,
             epoch: EPOCH,
@@ -202,6 +207,7 @@ impl Puppet {
             heard: Vec::new(),
             newest: (0, 0),
             sent_buffers: 0,
+            seen_buffers: 0,
             transcript: Vec::new(),
             counted: BTreeMap::new(),
             theirs: Vec::new(),
@@ -503,6 +509,9 @@ impl Puppet {
         let segments = [bytes];
         let frame = wire::parse(&segments).expect("a frame of ours");
         let header = *frame.header();
+        if serial_lt(self.seen_buffers, header.sent_buffers) {
+            self.seen_buffers = header.sent_buffers;
+        }
         if header.sent_at != 0 {
             self.newest = (header.sent_at, self.now);
         }
@@ -578,19 +587,15 @@ impl Puppet {
         self.sent_buffers = self.sent_buffers.wrapping_add(u32::from(charged > 0));
         let mut header = self.header;
         header.sent_buffers = self.sent_buffers;
-        let seen = self.heard_buffers();
-        header.credit_limit = seen.wrapping_add(self.credit);
+        header.credit_limit = self.seen_buffers.wrapping_add(self.credit);
         header.sent_at = ((self.now + US) as u32).max(1);
         let (newest, at) = self.newest;
         header.echo = self.echo.unwrap_or(newest);
-        header.held = u16::try_from((self.now + US - at) / 256).unwrap_or(u16::MAX);
+        let held = (self.now + US - at).saturating_sub(self.rtt);
+        header.held = u16::try_from(held / HELD_UNIT).unwrap_or(u16::MAX);
         let len = payloads.finish(&header);
         buffer.truncate(len);
         buffer
-    }
-
-    fn heard_buffers(&self) -> u32 {
-        self.heard.last().map_or(0, |f| f.header.sent_buffers)
     }
 }
 

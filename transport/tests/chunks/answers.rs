@@ -17,7 +17,7 @@ pub mod cts {
 
     /// An endpoint whose request for a message of 4000 bytes went out with the first of them.
     fn requested() -> Puppet {
-        let mut p = sender(4000);
+        let p = sender(4000);
         assert_eq!(p.heard[0].lines, ["RTS 1, 1374 of 4000 bytes"]);
         p
     }

@@ -1,0 +1,144 @@
+//! Tam's go-back-N with Stall (003 §4.2.1), profile `gbn-stall`: Figure 4.1 (a), the sender, and (b), the receiver.
+//! transport.md §6.1, §7.3, §7.5
+
+use portolan_sim::harness::US;
+use portolan_sim::puppet::{NOTHING, Puppet};
+use portolan_transport::policy::{AckMode, Policy, Profile};
+
+use crate::dialogue;
+
+/// Longer than the profile's acknowledgement waits, shorter than any timer.
+const SOON: u64 = 100 * US;
+
+fn policy() -> Policy {
+    Profile::GbnStall.policy()
+}
+
+fn puppet() -> Puppet {
+    Puppet::new(policy(), 8)
+}
+
+/// An endpoint that received message 0.
+fn receiver() -> Puppet {
+    let mut p = puppet();
+    let first = p.eager(0).acked(AckMode::Immediate);
+    p.says(first);
+    p.waits(SOON);
+    p.transcript();
+    p
+}
+
+/// An endpoint whose messages 0, 1, 2 and 3 are outstanding, with 0 acknowledged.
+fn sender() -> Puppet {
+    let mut p = puppet();
+    p.rtt = 50 * US;
+    p.sends(100);
+    p.waits(50 * US);
+    p.says(p.ack(1));
+    for _ in 1..4 {
+        p.sends(100);
+    }
+    p.transcript();
+    p
+}
+
+// ---- Figure 4.1 (b): the receiver ----
+
+// Message 1 is lost. Expect: one Nack for the first one out of order; then silence, whatever else comes; the expected one ends the
+// Stall, and is answered by a Pack.
+#[test]
+fn figure_4_1_b_one_nack_then_silence_until_the_expected_one() {
+    let mut p = receiver();
+    for number in 2..6 {
+        let early = p.eager(number);
+        p.says(early);
+    }
+    p.waits(SOON);
+    for number in 1..3 {
+        let next = p.eager(number);
+        p.says(next);
+    }
+    p.waits(SOON);
+    dialogue(
+        &mut p,
+        "> EAGER 2, 100 bytes
+         < NACK 1 gap
+         > EAGER 3, 100 bytes
+         > EAGER 4, 100 bytes
+         > EAGER 5, 100 bytes
+         > EAGER 1, 100 bytes
+         > EAGER 2, 100 bytes
+         < ACK 3",
+    );
+    assert_eq!((p.delivered(), p.host.claimed()), (3, 0));
+    assert_eq!(p.counter("out_of_order"), 4);
+}
+
+// After the Stall, the next gap is news again.
+#[test]
+fn figure_4_1_b_the_next_gap_is_nacked_again() {
+    let mut p = receiver();
+    let (early, expected, later) = (p.eager(2), p.eager(1), p.eager(4));
+    assert_eq!(p.says(early)[0], "NACK 1 gap");
+    assert_eq!(p.says(expected)[0], "delivers 1");
+    let outcome = p.says(later);
+    assert!(outcome.contains(&"NACK 2 gap".into()), "{outcome:?}");
+}
+
+// What came before is acknowledged again, in the Stall too.
+#[test]
+fn figure_4_1_b_old_packets_are_acknowledged_in_the_stall() {
+    let mut p = receiver();
+    let (early, old) = (p.eager(2), p.eager(0));
+    p.says(early);
+    assert_eq!(p.says(old), ["ACK 1", "duplicates +1"]);
+}
+
+// ---- Figure 4.1 (a): the sender ----
+
+// Nack for 1. Expect: back to 1, all outstanding again, and nothing new until a positive acknowledgement.
+#[test]
+fn figure_4_1_a_a_nack_stalls_the_sender() {
+    let mut p = sender();
+    p.says(p.nack(1, 1));
+    p.sends(100);
+    p.sends(100);
+    p.says(p.ack(2));
+    dialogue(
+        &mut p,
+        "> NACK 1 gap
+         < EAGER 1, 100 bytes
+         < EAGER 2, 100 bytes
+         < EAGER 3, 100 bytes
+         > ACK 2
+         < EAGER 4, 100 bytes
+         < EAGER 5, 100 bytes",
+    );
+    assert_eq!(p.counter("retransmits"), 3);
+}
+
+// The Nack is the fast retransmission: no timer was waited for, and a second one for the same number within a round trip goes unheard.
+#[test]
+fn figure_4_1_a_one_going_back_per_number_and_round_trip() {
+    let mut p = sender();
+    p.waits(50 * US);
+    assert_eq!(p.says(p.nack(1, 1)).len(), 4);
+    assert_eq!(p.says_all(vec![p.nack(1, 1), p.nack(1, 1)]), NOTHING);
+    p.waits(100 * US);
+    assert_eq!(p.says(p.nack(1, 1)).len(), 4);
+    assert_eq!(p.counter("timeouts"), 0);
+}
+
+// ---- acknowledgements as the layer above asks ----
+
+// Delayed, as the policy says: several messages, one acknowledgement, within its bound.
+#[test]
+fn acknowledgements_are_delayed() {
+    let mut p = receiver();
+    for number in 1..4 {
+        let message = p.eager(number);
+        let delivered = format!("delivers {number}");
+        assert_eq!(p.says(message), [delivered.as_str()]);
+    }
+    assert_eq!(p.waits(SOON), ["ACK 4"]);
+}
