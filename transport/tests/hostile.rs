@@ -21,7 +21,7 @@ fn forge(rng: &mut Rng, frame: &mut [u8]) {
     let len = usize::from(u16::from_be_bytes([frame[4], frame[5]])).min(frame.len());
     match rng.below(10) {
         // Numbers of chunks become extreme.
-        0..=5 if len > 44 => {
+        0..=5 if len > 48 => {
             for _ in 0..1 + rng.below(3) {
                 let at = 48 + rng.below((len - 48) as u64 / 4) as usize * 4;
                 let old =
@@ -42,13 +42,13 @@ fn forge(rng: &mut Rng, frame: &mut [u8]) {
             }
         }
         // Kinds are exchanged, flags flipped.
-        6 if len > 44 => {
+        6 if len > 48 => {
             frame[48] = 1 + rng.below(24) as u8;
-            frame[41] ^= 1 << rng.below(3);
+            frame[49] ^= 1 << rng.below(3);
         }
-        // Credits and the engine's epoch.
+        // The engine's epoch, credits, time stamps.
         7 => {
-            let at = *rng.pick(&[24, 28, 32]);
+            let at = *rng.pick(&[24, 28, 32, 36, 40]);
             let value = *rng.pick(&[0, 1, u32::MAX, 1 << 31]);
             frame[at..at + 4].copy_from_slice(&u32::to_be_bytes(value));
         }

@@ -32,6 +32,8 @@ struct Account {
     limit: u32,
     /// The highest `sent_buffers` of the peer's that arrived here.
     seen: Option<u32>,
+    /// The peer wants back what is left, which is then counted as sent.
+    called_back: bool,
     /// Its newest frame arrived, and then one of the peer's: both know all.
     arrived: bool,
     answered: bool,
@@ -108,7 +110,9 @@ impl Check for Credits {
             0
         };
         let used = header.sent_buffers.wrapping_sub(account.sent);
-        if used != buffers {
+        let returned =
+            account.called_back && !charged && !serial_lt(account.limit, header.sent_buffers);
+        if used != buffers && !returned {
             return Err(format!(
                 "{:?} -> {:?}: a frame of {} bytes uses {buffers} buffers, sent_buffers went from {} to {}",
                 seen.from, seen.to, seen.len, account.sent, header.sent_buffers
@@ -162,6 +166,7 @@ impl Check for Credits {
         if serial_lt(account.limit, header.credit_limit) {
             account.limit = header.credit_limit;
         }
+        account.called_back |= header.return_credit;
         if account
             .seen
             .is_none_or(|seen| serial_lt(seen, header.sent_buffers))

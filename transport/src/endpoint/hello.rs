@@ -269,9 +269,16 @@ impl Endpoint {
             return Err(FrameError::WrongIncarnation);
         }
         let known = entry.incarnation == hello.incarnation;
+        let stranger = entry.incarnation == 0;
         if known {
             self.learn_epoch(now, slot, header, host)?;
+            self.hear_hello(now, slot, header);
+        } else if stranger {
+            // Nothing that could be hurt yet: so HELLO-ACK echoes a stamp and tells a credit.
+            entry.void_volatile(now, header.sent_buffers);
+            self.hear(now, slot, header);
         }
+        self.offer_share(now, slot);
         let Some(entry) = self.peers.get_mut(slot) else {
             return Err(FrameError::UnknownPeer);
         };
@@ -326,17 +333,16 @@ impl Endpoint {
             entry.retire(old);
             entry.incarnation = hello.incarnation;
             entry.floor = 0;
-            entry.sent_buffers = 0;
             entry.engine_epoch = Some(header.engine_epoch);
-            entry.void_volatile(&self.config.policy, header.sent_buffers);
+            entry.void_volatile(now, header.sent_buffers);
             self.counters.peer_restarts += u64::from(old != 0);
             self.forget_receiving(slot, host);
         }
         if let Some(entry) = self.peers.get_mut(slot) {
             entry.hello_outstanding = false;
             entry.hello_due = false;
-            entry.learn_stamps(now, header);
         }
+        self.hear(now, slot, header);
         self.associate(now, slot, hello, host);
         Ok(())
     }
@@ -353,6 +359,7 @@ impl Endpoint {
         entry.greeted = true;
         if !was_up {
             entry.path.try_again();
+            entry.credit.due = true; // it may know no limit yet
         }
         entry.hello_tries = 0;
         entry.waiting_since = None;
@@ -369,6 +376,10 @@ impl Endpoint {
         {
             known.queues = Some(hello.queues);
             self.resolve_streams(now, node, host);
+        }
+        if !was_up {
+            self.offer_share(now, slot);
+            self.mark_ready(slot, Priority::High);
         }
         if !was_up || stale {
             self.peer_up(now, slot, host);
@@ -408,18 +419,20 @@ impl Endpoint {
         let Some(entry) = self.peers.get_mut(slot) else {
             return Err(FrameError::NotAssociated);
         };
-        let eager = self.config.policy.eager_buffers;
-        entry.learn_credit(header.sent_buffers, header.credit_limit, eager);
-        entry.learn_stamps(now, header);
         entry.last_heard = now;
         entry.waiting_since = None;
-        let back = entry.state == PeerState::Idle && entry.greeted;
+        let idle = entry.state == PeerState::Idle;
+        let back = idle && entry.greeted;
+        if back {
+            entry.state = PeerState::Up;
+        }
         let waiting = [entry.active[0].is_empty(), entry.active[1].is_empty()];
+        self.hear(now, slot, header);
         if back {
             // Silent for too long, and here it is again; both incarnations still fit.
-            entry.state = PeerState::Up;
+            self.offer_share(now, slot);
             self.peer_up(now, slot, host);
-        } else if entry.state == PeerState::Idle {
+        } else if idle {
             // A restored engine gave the peer up before it ever heard it. Answers need an association.
             self.connect(now, slot);
         }
@@ -449,7 +462,7 @@ impl Endpoint {
             }
             known => {
                 entry.engine_epoch = Some(header.engine_epoch);
-                entry.void_volatile(&self.config.policy, header.sent_buffers);
+                entry.void_volatile(now, header.sent_buffers);
                 if known.is_some() {
                     self.counters.peer_takeovers += 1;
                     self.void_receiving(slot, host);

@@ -2,7 +2,8 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `peer`, `round_trip` | liveness and credit of one peer, and how long it takes to it and back |
+//! | `peer`, `round_trip` | liveness of one peer, and how long it takes to it and back |
+//! | `credit` | who may fill receive buffers unasked |
 //! | `path` | how long frames to a peer may be |
 //! | `hello` | how two engines come to know each other, RESET, restarts and takeovers |
 //! | `send_stream`, `submit`, `answers`, `settle` | the sending end: state, commands, what receivers answer, how sends end |
@@ -18,6 +19,7 @@ mod arrival;
 mod commit;
 mod control;
 mod counters;
+mod credit;
 mod data;
 mod hello;
 mod long_message;
@@ -50,6 +52,7 @@ use crate::ident::{Nanos, NodeId, PORTS, Peer, PortId, Priority, StreamKey};
 use crate::policy::Policy;
 use crate::wire::{self, Chunk, StreamRef};
 
+use credit::Shares;
 use hello::{Resets, truncate};
 use long_message::{Grants, LongMessage};
 use peer::{PeerEntry, Reply};
@@ -170,6 +173,8 @@ pub struct PeerStatus<'a> {
     pub in_flight: u32,
     /// Receive buffers we may still fill unasked.
     pub credit: u32,
+    /// Receive buffers of ours it may still fill unasked.
+    pub given: u32,
     /// Longest frame sent to it.
     pub max_frame: u16,
 }
@@ -221,6 +226,7 @@ pub struct Endpoint {
     receive: Slab<ReceiveStream>,
     longs: Slab<LongMessage>,
     grants: Grants,
+    shares: Shares,
     timers: Timers,
     /// Peers with something to send, by priority.
     ready: [VecDeque<u32>; 2],
@@ -253,6 +259,7 @@ impl Endpoint {
             receive: Slab::new(),
             longs: Slab::new(),
             grants: Grants::default(),
+            shares: Shares::default(),
             timers: Timers::default(),
             ready: [VecDeque::new(), VecDeque::new()],
             low_due: transmit::LOW_DUE_AT_FIRST,
@@ -311,9 +318,10 @@ impl Endpoint {
             })
             .ok_or(FrameError::UnknownPeer)?;
         self.counters.chunks_unknown += u64::from(frame.unknown_chunks());
-        let mut admitted = None;
+        let (mut admitted, mut known_chunks) = (None, 0);
         for (chunk, view) in frame.chunks() {
             self.counters.chunks_received += 1;
+            known_chunks += 1;
             match chunk {
                 Chunk::Hello(hello) => self.on_hello(now, from, &header, &hello, host)?,
                 Chunk::HelloAck(hello) => self.on_hello_ack(now, from, &header, &hello, host)?,
@@ -335,6 +343,9 @@ impl Endpoint {
                 }
             }
         }
+        if known_chunks == 0 {
+            self.admit(now, from, &header, host)?; // its header says something
+        }
         Ok(())
     }
 
@@ -347,6 +358,13 @@ impl Endpoint {
         view: &wire::PayloadView<'_>,
         host: &mut H,
     ) {
+        if let Chunk::Probe { .. } = chunk {
+            self.ask_share(now, peer);
+        } else if let Chunk::Rts { payload, .. } = chunk
+            && payload.len == 0
+        {
+            self.ask_share(now, peer);
+        }
         match *chunk {
             Chunk::Eager { .. }
             | Chunk::Rts { .. }
@@ -444,7 +462,8 @@ impl Endpoint {
             rtt_ns: entry.rtt.srtt,
             rto_ns: entry.rtt.rto(&self.config.policy, 0),
             in_flight: in_flight.get(slot as usize).copied().unwrap_or(0),
-            credit: entry.credit(),
+            credit: entry.credit.left(),
+            given: entry.credit.given(),
             max_frame: entry.max_frame,
         })
     }
@@ -465,6 +484,7 @@ impl Endpoint {
     pub fn check_consistency(&self) {
         self.timers.check_consistency();
         self.grants.check_consistency(&self.longs);
+        self.check_shares();
         let mut placing = 0;
         for (slot, stream) in self.receive.iter() {
             stream.check_consistency();

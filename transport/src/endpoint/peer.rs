@@ -1,30 +1,22 @@
 //! A peer: one engine of one node, and what is volatile about talking to it.
 //!
-//! Problem: every stream with an engine shares its liveness, round trip time and receive buffers. PROTOCOL *Identity*, *Credits*;
-//! GAMMA's credit window (papers, 002). The round trip is in `round_trip`.
+//! Problem: every stream with an engine shares its liveness, round trip time and receive buffers. PROTOCOL *Identity*; the round trip is in
+//! `round_trip`, credit in `credit`.
 //!
-//! Idea: credit is two absolute, serial numbers in every frame header, counted in receive buffers: what we sent so far, and how far
-//! the receiver lets us go. `limit = highest sent_buffers seen + eager_buffers`, so losing frames costs nothing for longer than
-//! until the next frame arrives, and one frame restores the whole credit. Only frames with unasked payload (EAGER, RTS with data)
-//! use credit; granted DATA and all control are paid from their own reserve, so acknowledgements can never deadlock.
+//! Idea: an entry per peer there is something to say to. What outlives it is its incarnation and its epoch floor, in the ledger.
 //!
-//! Rejected: relative credits (a lost credit frame loses credit); credit per stream (256 × 256 × nodes windows reserve memory
-//! nobody has).
-//!
-//! Invariants: `sent_buffers` never passes `credit_limit`; everything here but `incarnation`, `retired` and `floor` may be lost.
+//! Invariants: everything here but `incarnation`, `retired` and `floor` may be lost.
 
 use alloc::collections::VecDeque;
 use alloc::string::String;
 
+use super::credit::Credit;
 use super::path::Path;
-use super::round_trip::{Rtt, Stamps};
+use super::round_trip::{Heard, Rtt, Stamps};
 use super::{Misfit, PeerState};
 use crate::ident::{Nanos, Peer, serial_lt};
-use crate::policy::Policy;
 use crate::wire::{Chunk, FrameHeader, StreamRef};
 
-/// Payload bytes of one receive buffer in copy mode: a 4096-byte UMEM frame less its headroom.
-pub(super) const BUFFER_BYTES: usize = 3840;
 /// Answers about streams we have no record of, waiting per peer.
 const REPLIES_MAX: usize = 64;
 /// Superseded incarnations remembered: late HELLOs of theirs must not bring them back.
@@ -107,10 +99,9 @@ pub(super) struct PeerEntry {
     pub placing: u32,
 
     // credit
-    pub sent_buffers: u32,
-    pub credit_limit: u32,
-    /// Highest `sent_buffers` of theirs.
-    pub seen_buffers: u32,
+    pub credit: Credit,
+    /// Requests to it travel without data.
+    pub crowded: bool,
 
     // work
     /// Receiving streams with chunks to send.
@@ -155,9 +146,8 @@ impl PeerEntry {
             waiting_since: None,
             last_heard: now,
             placing: 0,
-            sent_buffers: 0,
-            credit_limit: 0,
-            seen_buffers: 0,
+            credit: Credit::new(now),
+            crowded: false,
             control: VecDeque::new(),
             ack_due: Nanos::MAX,
             acks_pending: 0,
@@ -173,12 +163,12 @@ impl PeerEntry {
     }
 
     /// Forgets what a replaced or restarted engine no longer knows. `seen` is the first `sent_buffers` of its successor.
-    pub(super) fn void_volatile(&mut self, policy: &Policy, seen: u32) {
+    pub(super) fn void_volatile(&mut self, now: Nanos, seen: u32) {
         self.rtt = Rtt::default();
         self.stamps = Stamps::default();
         self.horizon = 0;
-        self.seen_buffers = seen;
-        self.credit_limit = self.sent_buffers.wrapping_add(policy.eager_buffers);
+        self.credit.void(now, seen);
+        self.crowded = false;
         self.replies.clear();
     }
 
@@ -204,38 +194,25 @@ impl PeerEntry {
         self.retired.contains(&incarnation)
     }
 
-    /// Receive buffers we may still fill unasked.
-    pub(super) fn credit(&self) -> u32 {
-        let left = self.credit_limit.wrapping_sub(self.sent_buffers) as i32;
-        left.max(0) as u32
-    }
-
-    /// What a header of theirs says about credit. A limit is never further than `eager` beyond what we sent: one that is comes from an
-    /// engine that has not heard of us yet, or is absurd.
-    pub(super) fn learn_credit(&mut self, sent_buffers: u32, credit_limit: u32, eager: u32) {
-        if (sent_buffers.wrapping_sub(self.seen_buffers) as i32) > 0 {
-            self.seen_buffers = sent_buffers;
-        }
-        if (credit_limit.wrapping_sub(self.credit_limit) as i32) > 0
-            && credit_limit.wrapping_sub(self.sent_buffers) <= eager
-        {
-            self.credit_limit = credit_limit;
-        }
-    }
-
     /// What a header of theirs says about time.
-    pub(super) fn learn_stamps(&mut self, now: Nanos, header: &FrameHeader) {
+    pub(super) fn learn_stamps(&mut self, now: Nanos, header: &FrameHeader) -> Heard {
         let heard = self.stamps.learn(now, header);
         self.horizon = heard.horizon;
         if let Some(rtt) = heard.rtt {
             self.rtt.sample(now, rtt);
         }
+        heard
     }
 
     #[allow(dead_code)] // selective recovery's
     /// Our frames that left so long before one that arrived, and did not arrive, are lost.
     pub(super) fn reorder_window(&self) -> Nanos {
         self.rtt.reorder_window()
+    }
+
+    /// Whether a message that the credit does not cover goes as a request: it will not be covered by waiting.
+    pub(super) fn asks_first(&self) -> bool {
+        self.credit.is_at_its_end(self.stamps.known_to())
     }
 
     /// Queues an answer; beyond the bound it is lost like a frame would be.

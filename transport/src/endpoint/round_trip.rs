@@ -129,11 +129,20 @@ impl Stamps {
         (self.theirs, u16::try_from(held).unwrap_or(u16::MAX))
     }
 
+    /// Whether a frame with this stamp was written after all that came.
+    pub(super) fn is_newer(&self, now: Nanos, sent_at: u32) -> bool {
+        let comparable = self.theirs != 0 && now < self.came_at.saturating_add(STAMP_GOOD_FOR);
+        sent_at != 0 && (!comparable || serial_lt(self.theirs, sent_at))
+    }
+
+    /// As of when the peer knows us, at least.
+    pub(super) fn known_to(&self) -> Nanos {
+        self.echoed_at
+    }
+
     /// Learns from a frame that came now.
     pub(super) fn learn(&mut self, now: Nanos, header: &FrameHeader) -> Heard {
-        let old = now < self.came_at.saturating_add(STAMP_GOOD_FOR)
-            && !serial_lt(self.theirs, header.sent_at);
-        if header.sent_at != 0 && (self.theirs == 0 || !old) {
+        if self.is_newer(now, header.sent_at) {
             (self.theirs, self.came_at) = (header.sent_at, now);
         }
         let mut heard = Heard {

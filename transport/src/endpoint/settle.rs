@@ -245,6 +245,7 @@ impl Endpoint {
             }
         }
         self.void_receiving(peer, host);
+        self.take_share(now, peer);
         if let Some(entry) = self.peers.get_mut(peer) {
             entry.state = PeerState::Idle;
             entry.waiting_since = None;

@@ -70,6 +70,7 @@ impl Endpoint {
         }
         self.repeat_hello(now, slot);
         self.repeat_probe(now, slot);
+        self.repeat_call(now, slot);
     }
 
     fn stream_timeout<H: Host>(&mut self, now: Nanos, slot: u32, host: &mut H) {

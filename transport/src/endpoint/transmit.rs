@@ -16,8 +16,8 @@
 //! credit.
 
 use super::control::{push, receiver_chunks, sender_chunks};
+use super::credit::BUFFER_BYTES;
 use super::hello::{WIRE_MAX, WIRE_MIN, truncate};
-use super::peer::BUFFER_BYTES;
 use super::round_trip::stamp;
 use super::timers::Owner;
 use super::turn::{Plan, StreamWriter, Turn};
@@ -131,7 +131,8 @@ impl Endpoint {
         if full {
             self.mark_leftovers(slot);
         }
-        if w.is_empty() {
+        let due = up && self.peers.get(slot).is_some_and(|entry| entry.credit.due);
+        if w.is_empty() && !due {
             return None;
         }
         self.finish_frame(now, slot, w, &plan, only_low, host)
@@ -273,7 +274,9 @@ impl Endpoint {
                 sender,
                 space,
                 window: self.config.policy.window_messages.min(entry.remote_window),
-                credit: entry.credit() as usize * BUFFER_BYTES,
+                credit: entry.credit.left() as usize * BUFFER_BYTES,
+                asks_first: entry.asks_first(),
+                crowded: entry.crowded,
                 w,
                 plan,
                 counters: &mut self.counters,
@@ -340,13 +343,10 @@ impl Endpoint {
             header.dst_incarnation = truncate(entry.incarnation);
         }
         if plan.charged {
-            entry.sent_buffers = entry.sent_buffers.wrapping_add(buffers);
+            entry.credit.charge(now, buffers);
         }
-        header.sent_buffers = entry.sent_buffers;
+        entry.credit.write(&self.config.policy, &mut header);
         (header.echo, header.held) = entry.stamps.echo(now);
-        header.credit_limit = entry
-            .seen_buffers
-            .wrapping_add(self.config.policy.eager_buffers);
         if plan.asks && entry.waiting_since.is_none() {
             entry.waiting_since = Some(now);
             self.timers

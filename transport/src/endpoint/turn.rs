@@ -68,6 +68,10 @@ pub(super) struct StreamWriter<'a, 'w, 'f> {
     pub window: u32,
     /// Bytes the credit covers.
     pub credit: usize,
+    /// It will not cover more by waiting: what it does not cover travels as a request.
+    pub asks_first: bool,
+    /// Requests travel without data.
+    pub crowded: bool,
     pub w: &'w mut FrameWriter<'f>,
     pub plan: &'a mut Plan,
     pub counters: &'a mut Counters,
@@ -137,7 +141,7 @@ impl StreamWriter<'_, '_, '_> {
         Turn::Sent
     }
 
-    /// EAGER, or RTS with as much as fits and the credit covers.
+    /// EAGER, or RTS with as much as fits and the credit covers. A message that fits a frame and not the credit is asked for too.
     fn first(&mut self, stream: &mut SendStream, index: usize) -> Turn {
         let Some(message) = stream.queue.get(index) else {
             return Turn::Nothing;
@@ -145,7 +149,9 @@ impl StreamWriter<'_, '_, '_> {
         let request = message.request;
         let (name, start, number) = (stream.wire(), stream.start(), stream.cursor);
         let (total, tag, ack) = (request.len, request.tag, request.ack);
-        let whole = total as usize <= self.space.saturating_sub(FRAME_HEADER_LEN + EAGER_HEADER);
+        let alone = FRAME_HEADER_LEN + EAGER_HEADER + total as usize;
+        let whole =
+            alone <= self.space && (alone <= self.credit || !self.asks_first || self.plan.charged);
         let chunk = |len: u16| {
             let payload = Payload { len, crc: 0 };
             if whole {
@@ -172,13 +178,17 @@ impl StreamWriter<'_, '_, '_> {
         let Some((room, used)) = self.room(&chunk(0)) else {
             return Turn::Full;
         };
-        let paid = self.credit.saturating_sub(used);
+        let paid = match self.crowded {
+            true => 0,
+            false => self.credit.saturating_sub(used),
+        };
         let len = if whole {
             if total as usize > room {
                 return Turn::Full;
             }
             if used + total as usize > self.credit {
-                return if self.plan.charged {
+                // Too much for what else is in the frame, or too much.
+                return if self.plan.charged || alone <= self.credit {
                     Turn::Full
                 } else {
                     Turn::NoCredit
@@ -186,7 +196,8 @@ impl StreamWriter<'_, '_, '_> {
             }
             total as usize
         } else {
-            if room < PIECE_MIN && !self.w.is_empty() {
+            let too_short = paid > 0 && room < PIECE_MIN.min(total as usize);
+            if (too_short && !self.w.is_empty()) || (self.plan.charged && used > self.credit) {
                 return Turn::Full;
             }
             room.min(paid).min(total as usize)

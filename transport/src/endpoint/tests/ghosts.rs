@@ -145,20 +145,3 @@ fn a_peer_that_comes_back_to_a_new_engine_is_answered() {
     assert_eq!(pair.statuses(0)[slot as usize], SendStatus::Delivered);
     pair.check_deliveries();
 }
-
-#[test]
-fn a_limit_of_an_engine_that_has_heard_nothing_yet_is_no_credit() {
-    let id = Peer {
-        node: NodeId(2),
-        queue: 0,
-    };
-    let mut entry = PeerEntry::new(id, 0);
-    // So much was sent to its predecessor that the serial comparison turns round.
-    entry.sent_buffers = 0x9000_0000;
-    let eager = Policy::default().eager_buffers;
-    entry.void_volatile(&Policy::default(), 0);
-    entry.learn_credit(0, eager, eager);
-    assert_eq!(entry.credit(), eager);
-    entry.learn_credit(0, entry.sent_buffers + eager, eager);
-    assert_eq!(entry.credit(), eager);
-}
