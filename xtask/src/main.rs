@@ -11,6 +11,7 @@ mod ci;
 mod demo;
 mod lab;
 mod setup;
+mod sim;
 mod steps;
 mod tests;
 mod tidy;
@@ -38,6 +39,8 @@ enum Task {
     Ci,
     /// Checks the repository's own rules: file lengths, leftovers, the papers' table, a pure transport
     Tidy,
+    /// Deterministic simulation: random clusters, faults and traffic from seeds; `--help` for the rest
+    Sim(sim::Options),
     /// A laboratory that stays up until it is taken down
     Lab {
         #[command(subcommand)]
@@ -67,6 +70,7 @@ fn run(task: Task) -> Result<()> {
         Task::Test => tests::run(),
         Task::Ci => ci::run(),
         Task::Tidy => tidy::run(),
+        Task::Sim(options) => sim::run(&options),
         Task::Lab { task } => lab::run(task),
     }
 }

@@ -19,7 +19,8 @@ const BUFFER_BYTES: usize = 3840;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Association {
     ours: (u32, u32),
-    theirs: (u32, u32),
+    /// Incarnation 0 and no epoch: not known yet.
+    theirs: (u32, Option<u32>),
 }
 
 /// What one engine sent to one peer.
@@ -34,9 +35,12 @@ struct Account {
     seen: Option<u32>,
     /// The peer wants back what is left, which is then counted as sent.
     called_back: bool,
-    /// Its newest frame arrived, and then one of the peer's: both know all.
+    /// Names the newest frame.
+    newest: u32,
+    /// It arrived.
     arrived: bool,
-    answered: bool,
+    /// When it was sent, the peer's newest had arrived.
+    informed: bool,
 }
 
 /// The checker.
@@ -79,27 +83,37 @@ impl Check for Credits {
 
     fn frame_sent(&mut self, seen: &FrameSeen<'_>) -> Verdict {
         let header = seen.frame.header();
-        if seen.from.node == seen.to.node || header.dst_incarnation == 0 {
+        let reset = |(chunk, _)| matches!(chunk, Chunk::Reset { .. });
+        if seen.from.node == seen.to.node || seen.frame.chunks().all(reset) {
             return Ok(());
         }
         let eager = self.eager(seen.to.node);
         let own = self.eager(seen.from.node);
+        let informed = match self.accounts.get_mut(&(seen.to, seen.from)) {
+            Some(back) => {
+                back.informed = false;
+                back.arrived
+            }
+            None => false,
+        };
         let account = self.accounts.entry((seen.from, seen.to)).or_default();
+        (account.newest, account.arrived, account.informed) = (seen.id, false, informed);
         let ours = (header.src_incarnation, header.engine_epoch);
         if account.association.ours != ours {
             *account = Account {
                 association: Association {
                     ours,
-                    theirs: (header.dst_incarnation, 0),
+                    theirs: (header.dst_incarnation, None),
                 },
                 sent: header.sent_buffers,
                 limit: header.sent_buffers.wrapping_add(eager.max(own)),
+                newest: seen.id,
                 ..Account::default()
             };
             return Ok(());
         }
-        if account.association.theirs.0 != header.dst_incarnation {
-            account.association.theirs = (header.dst_incarnation, 0);
+        if header.dst_incarnation != 0 && account.association.theirs.0 != header.dst_incarnation {
+            account.association.theirs = (header.dst_incarnation, None);
             account.limit = account.sent.wrapping_add(eager.max(own));
             account.seen = None;
         }
@@ -109,6 +123,12 @@ impl Check for Credits {
         } else {
             0
         };
+        if header.sent_buffers == buffers && account.sent != 0 {
+            // The peer was given up and forgotten, and is known anew.
+            account.sent = 0;
+            account.limit = eager.max(own);
+            account.seen = None;
+        }
         let used = header.sent_buffers.wrapping_sub(account.sent);
         let returned =
             account.called_back && !charged && !serial_lt(account.limit, header.sent_buffers);
@@ -125,7 +145,6 @@ impl Check for Credits {
             ));
         }
         account.sent = header.sent_buffers;
-        (account.arrived, account.answered) = (false, false);
         if let Some(theirs) = account.seen
             && header.credit_limit.wrapping_sub(theirs) as i32 > own as i32
         {
@@ -143,8 +162,7 @@ impl Check for Credits {
     fn frame_received(&mut self, seen: &FrameSeen<'_>) -> Verdict {
         let header = seen.frame.header();
         if let Some(theirs) = self.accounts.get_mut(&(seen.from, seen.to))
-            && theirs.sent == header.sent_buffers
-            && theirs.association.ours == (header.src_incarnation, header.engine_epoch)
+            && theirs.newest == seen.id
         {
             theirs.arrived = true;
         }
@@ -152,13 +170,19 @@ impl Check for Credits {
         let Some(account) = self.accounts.get_mut(&(seen.to, seen.from)) else {
             return Ok(());
         };
-        let theirs = (header.src_incarnation, header.engine_epoch);
-        if header.dst_incarnation != account.association.ours.0
-            || theirs.0 != account.association.theirs.0
-        {
+        let theirs = (header.src_incarnation, Some(header.engine_epoch));
+        if account.association.theirs.0 == 0 {
+            account.association.theirs.0 = theirs.0;
+        }
+        let for_us = [0, account.association.ours.0].contains(&header.dst_incarnation);
+        if !for_us || theirs.0 != account.association.theirs.0 {
             return Ok(()); // of or for somebody who is gone
         }
-        if theirs.1 != account.association.theirs.1 {
+        let known = account.association.theirs.1;
+        if known.is_some_and(|known| serial_lt(header.engine_epoch, known)) {
+            return Ok(()); // of an engine that has a successor
+        }
+        if theirs.1 != known {
             account.association.theirs = theirs;
             account.limit = account.sent.wrapping_add(eager);
             account.seen = None;
@@ -167,17 +191,19 @@ impl Check for Credits {
             account.limit = header.credit_limit;
         }
         account.called_back |= header.return_credit;
-        if account
-            .seen
-            .is_none_or(|seen| serial_lt(seen, header.sent_buffers))
-        {
-            account.seen = Some(header.sent_buffers);
-        }
-        account.answered = account.arrived
-            && account
-                .sent
-                .wrapping_add(self.eager.get(&seen.from.node).copied().unwrap_or(0))
-                == header.credit_limit;
+        // A handshake is judged before the rest of its header is believed, perhaps instead.
+        let handshake = |chunk| {
+            matches!(
+                chunk,
+                Chunk::Hello(_) | Chunk::HelloAck(_) | Chunk::Reset { .. }
+            )
+        };
+        let believed = !seen.frame.chunks().all(|(chunk, _)| handshake(chunk));
+        account.seen = match account.seen {
+            Some(before) if serial_lt(header.sent_buffers, before) => Some(before),
+            None if !believed => None,
+            _ => Some(header.sent_buffers),
+        };
         Ok(())
     }
 
@@ -190,17 +216,17 @@ impl Check for Credits {
         if self.rationed {
             return Ok(());
         }
-        // The newest frame arrived and the peer spoke after it: then the limit is as far as at first.
+        // The newest frame arrived, the peer said something after it, and that arrived too: the limit is as far as at first.
         for ((from, to), account) in &self.accounts {
-            let back = self.accounts.get(&(*to, *from));
-            let both = back.is_some_and(|back| {
-                back.arrived && back.association.ours == account.association.theirs
-            });
-            let missing = account
-                .sent
-                .wrapping_add(self.eager(to.node))
-                .wrapping_sub(account.limit) as i32;
-            if account.arrived && both && !account.answered && missing > 0 {
+            let Some(back) = self.accounts.get(&(*to, *from)) else {
+                continue;
+            };
+            let same = (back.association.ours.0, Some(back.association.ours.1))
+                == account.association.theirs;
+            let told = account.arrived && back.informed && back.arrived && same;
+            let full = account.sent.wrapping_add(self.eager(to.node));
+            let missing = full.wrapping_sub(account.limit) as i32;
+            if told && missing > 0 {
                 return Err(format!(
                     "{from:?} -> {to:?}: {missing} buffers of credit never came back: {account:?}"
                 ));

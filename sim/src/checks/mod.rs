@@ -75,6 +75,8 @@ pub struct FrameSeen<'a> {
     pub to: Peer,
     /// Transport bytes.
     pub len: usize,
+    /// Tells it from all others lately: its header's checksum.
+    pub id: u32,
     /// The frame.
     pub frame: &'a Frame<'a>,
 }
@@ -162,7 +164,7 @@ pub trait Check {
         Ok(())
     }
 
-    /// A frame was taken from the receive ring, unharmed.
+    /// A frame was taken from the receive ring, its headers unharmed.
     fn frame_received(&mut self, seen: &FrameSeen<'_>) -> Verdict {
         Ok(())
     }

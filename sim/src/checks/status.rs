@@ -1,7 +1,7 @@
 //! Every send ends with exactly one status, and it is true.
 //!
 //! *Delivered*: it was committed. *NotDelivered*: it was not and never will be. *MaybeDelivered*: only where nobody can know, after a
-//! restart or a silence. And the reason happened: a deadline that passed, a cancel that was asked for, a port that was closed.
+//! restart or a silence, or because the sender closed its port. And the reason happened: a deadline that passed, a cancel that was asked for, a port that was closed.
 
 use std::collections::BTreeSet;
 
@@ -21,13 +21,19 @@ pub struct Status {
     cancelled: BTreeSet<u64>,
     dropped: BTreeSet<Route>,
     silence: bool,
+    /// Tables are too small for everybody.
+    scarce: bool,
 }
+
+/// How far an engine's clock may be ahead of the book's within a turn.
+const AHEAD: Nanos = 100_000;
 
 impl Status {
     /// Judges reasons too: the run must report cancels, drops, restarts and silences.
-    pub fn with_reasons() -> Self {
+    pub fn with_reasons(scarce: bool) -> Self {
         Self {
             reasons: true,
+            scarce,
             ..Self::default()
         }
     }
@@ -36,18 +42,20 @@ impl Status {
     fn happened(&self, now: Nanos, id: u64, message: &Message, reason: Reason) -> bool {
         let Route { from, to, .. } = message.route;
         match reason {
-            Reason::Deadline => message.deadline <= now,
+            Reason::Deadline => message.deadline <= now + AHEAD,
             Reason::Cancelled => self.cancelled.contains(&id),
             Reason::Dropped => self.dropped.contains(&message.route),
             Reason::PeerRestarted => self.restarted.contains(&to.0),
             Reason::Unreachable => self.silence,
             // A port that was never opened looks like a closed one; runs open all they send to, or say that they closed it.
-            Reason::PortClosed => self.closed.contains(&to) || self.closed.contains(&from),
+            Reason::PortClosed => {
+                let gone = |end| self.closed.contains(end) || self.restarted.contains(&end.0);
+                gone(&to) || gone(&from)
+            }
             Reason::TooLong => message.too_long,
-            Reason::NoResources => message.deadline != Nanos::MAX || self.silence,
+            Reason::NoResources => self.scarce,
+            Reason::Refused => message.refused,
             Reason::NoRoute | Reason::Incompatible | Reason::BadMemory => false,
-            #[allow(unreachable_patterns)] // reasons to come are judged by the commits alone
-            _ => true,
         }
     }
 }
@@ -91,10 +99,12 @@ impl Check for Status {
             }
             SendStatus::NotDelivered(reason) => reason,
             SendStatus::MaybeDelivered(reason) => {
-                let unknowable = matches!(reason, Reason::PeerRestarted | Reason::Unreachable);
-                if self.reasons && !unknowable {
+                let Route { from, to, .. } = message.route;
+                let nobody_knows =
+                    self.silence || self.restarted.contains(&to.0) || self.closed.contains(&from);
+                if self.reasons && !nobody_knows {
                     return Err(format!(
-                        "message {id} ends {status:?}, which can be known: {message:?}"
+                        "message {id} ends {status:?}, and it can be known: {message:?}"
                     ));
                 }
                 reason

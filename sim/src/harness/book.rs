@@ -34,6 +34,8 @@ pub struct Message {
     pub abandoned: bool,
     /// No receiver takes a message of this length.
     pub too_long: bool,
+    /// The receiver does not want it.
+    pub refused: bool,
     /// The receiver asked for no more than this.
     pub shortened: Option<u32>,
 }
@@ -96,6 +98,7 @@ impl Book {
             status: None,
             abandoned: false,
             too_long: false,
+            refused: false,
             shortened: None,
         };
         let now = self.now;
@@ -166,6 +169,13 @@ impl Book {
     /// No receiver can take it: it may end so.
     pub fn is_too_long(&mut self, id: u64) {
         self.messages[id as usize].too_long = true;
+    }
+
+    /// Its receiver does not want it.
+    pub fn refused(&mut self, id: u64) {
+        if let Some(message) = self.messages.get_mut(id as usize) {
+            message.refused = true;
+        }
     }
 
     /// Its receiver takes only the first bytes.

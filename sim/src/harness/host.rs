@@ -477,6 +477,11 @@ impl TestHost {
         }
     }
 
+    /// Sends its applications wait for.
+    pub fn sends_waiting(&self) -> usize {
+        self.sends.len()
+    }
+
     /// Tokens the engine holds.
     pub fn claimed(&self) -> usize {
         self.ports.values().map(|port| port.claimed.len()).sum()

@@ -1,7 +1,6 @@
 //! A cluster of endpoints in one process: hosts over vectors, a network with faults, a virtual clock, and a book of promises.
 //!
 //! Everything is decided by one seed. [`seeds`] runs a test over many and prints, for one that fails, the command that repeats it.
-#![allow(missing_docs)] // names that say what they do, for tests
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // it is all test
 
 pub mod book;
