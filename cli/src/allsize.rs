@@ -185,6 +185,7 @@ impl Sweep<'_> {
             priority: Priority::Low,
             tag: tag(Kind::Allsize),
             timeout: Some(self.timeout),
+            ..SendOptions::default()
         };
         let start = Instant::now();
         self.port.send(self.to, buffer, bytes, options)?;

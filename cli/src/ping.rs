@@ -52,6 +52,7 @@ pub fn run(node: &Node, options: &Ping) -> anyhow::Result<ExitCode> {
             }
             .encode(),
             timeout: Some(options.timeout),
+            ..SendOptions::default()
         };
         let outcome = one(&mut port, to, &payload, id, send, options.timeout)?;
         if talk {

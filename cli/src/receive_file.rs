@@ -102,6 +102,7 @@ fn end(
         }
         .encode(),
         timeout: Some(options.timeout),
+        ..SendOptions::default()
     };
     port.send_bytes(transfer.from, &written.to_le_bytes(), receipt)?;
     let closed = port.close(options.timeout)?;

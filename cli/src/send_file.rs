@@ -74,6 +74,7 @@ impl Transfer<'_> {
             priority: Priority::Low,
             tag: Tag { kind, id }.encode(),
             timeout: Some(self.timeout),
+            ..SendOptions::default()
         }
     }
 

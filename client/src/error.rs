@@ -130,6 +130,9 @@ pub enum SendError {
     /// The buffer belongs to another port's arena.
     #[error("the buffer belongs to another port")]
     ForeignBuffer,
+    /// The offer was made to another port.
+    #[error("the offer was made to another port")]
+    ForeignOffer,
     /// No such node or port can exist.
     #[error("no such address can exist: nodes are 1 to 65534, ports 0 to 255")]
     BadAddress,

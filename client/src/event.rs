@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 use crate::alarm::AlarmId;
 use crate::arena::Buffer;
 use crate::names::{Address, Priority};
+use crate::offer::Offer;
 use crate::status::Status;
 
 /// What happened.
@@ -15,6 +16,9 @@ pub enum Event {
     Received(Message),
     /// A send ended.
     Sent(Sent),
+    /// A message is about to come: what is wanted of it? Only if [`crate::PortOptions::ask_first`] asks for it and no handler is set
+    /// ([`crate::Port::on_offer`]).
+    Offered(Offer),
     /// An alarm went off.
     Alarm(AlarmId),
     /// An engine took over after a fault, this many times so far. Nothing is lost and nothing needs to be done; only delivered
@@ -27,6 +31,7 @@ pub enum Event {
 pub struct Message {
     pub(crate) buffer: Buffer,
     pub(crate) len: usize,
+    pub(crate) total: usize,
     pub(crate) from: Address,
     pub(crate) priority: Priority,
     pub(crate) tag: u64,
@@ -46,6 +51,11 @@ impl Message {
     /// What the sender put beside the bytes.
     pub fn tag(&self) -> u64 {
         self.tag
+    }
+
+    /// Bytes the sender sent: more than were received if this port shortened the message ([`crate::Port::shorten`]).
+    pub fn total(&self) -> usize {
+        self.total
     }
 
     /// The whole buffer, to provide again, or to send the message on without copying it.

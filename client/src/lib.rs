@@ -13,6 +13,8 @@
 //! | send | [`Port::send`] (zero copy), [`Port::send_bytes`] (copies), [`Port::send_and_wait`], [`Port::cancel`] |
 //! | receive | [`Port::provide_receive_buffer`], [`Port::receive`] (polls), [`Port::blocking_receive`], [`Port::unknown`] |
 //! | be called | [`Port::on_message`], [`Port::dispatch`] |
+//! | be asked before a message is taken | [`PortOptions::ask_first`], [`Port::on_offer`], [`Event::Offered`] |
+//! | say when a delivery is acknowledged | [`SendOptions::ack`] |
 //! | wait with epoll | [`Port::event_fd`], [`Port::prepare_wait`] |
 //! | go on after a failed send | [`Port::resume_sending`], [`Port::drop_sends`] |
 //! | keep time | [`SendOptions::timeout`], [`Port::set_alarm`], [`Wait`] |
@@ -20,6 +22,19 @@
 //! Messages from one port to another at one priority arrive in the order sent. Every send ends with a definite [`Status`]:
 //! delivered, not delivered, or, when the other node restarted or fell silent, perhaps. After a send failed, the sends behind it
 //! *in the same stream* wait until [`Port::resume_sending`] or [`Port::drop_sends`] says what to do about the gap.
+//!
+//! # Being asked first
+//! A port may have its say before a message is taken, on the message's first chunk: take it whole, take only its beginning, or refuse
+//! it. A refused message costs no buffer, a shortened one only as much as is wanted of it.
+//!
+//! ```no_run
+#![doc = include_str!("../examples/headlines.rs")]
+//! ```
+//!
+//! Being asked costs a round trip: the message stays with its sender until it is answered for. One that is not answered for waits until
+//! its sender's timeout ends it, and messages behind it in its stream wait with it. [`Port::on_offer`] answers inside every call that
+//! receives or waits; without it offers are events ([`Event::Offered`]). After an engine's fault its successor asks again; the port then
+//! answers as the application did.
 //!
 //! # Misuse
 //! A [`Buffer`] handed over is moved and comes back with its event, so memory the engine works on cannot be touched in safe code, sent
@@ -51,6 +66,7 @@ mod event;
 mod free_list;
 mod names;
 mod node;
+mod offer;
 mod port;
 mod receive;
 pub mod service;
@@ -62,8 +78,9 @@ pub use alarm::{AlarmId, MAX_ALARMS};
 pub use arena::Buffer;
 pub use error::{ArenaFull, NodeError, PortError, Refused, SendError, TooManyAlarms};
 pub use event::{Event, Message, SendHandle, Sent};
-pub use names::{Address, NodeId, PortId, Priority};
+pub use names::{AckMode, Address, NodeId, PortId, Priority};
 pub use node::{Node, PortOptions, Report};
+pub use offer::{Offer, Verdict};
 pub use port::{Closed, Port, SendOptions};
 pub use portolan_abi::control::{DEFAULT_SOCKET, ErrorCode};
 pub use portolan_abi::port::CloseReason;

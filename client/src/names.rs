@@ -59,6 +59,18 @@ impl fmt::Display for Address {
     }
 }
 
+/// When the receiving engine acknowledges a delivery, for one send. Whatever it is, a send ends only when its delivery is certain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum AckMode {
+    /// As the receiving node's policy says.
+    #[default]
+    Policy,
+    /// At once: the send ends as soon as it can, for one more frame.
+    Immediate,
+    /// With whatever else goes back, or late: for messages whose end nobody waits for.
+    Lazy,
+}
+
 /// Two priorities, as in GM. A buffer provided at one priority only takes messages sent at that priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Priority {

@@ -20,6 +20,8 @@ use crate::wait::Wait;
 
 /// Send slots kept for commands (cancel, resume, drop), so that they never wait for a send to end.
 const COMMAND_SLOTS: u32 = 1;
+/// Send slots kept for answers to offers, if there may be offers and as far as slots go.
+const ANSWER_SLOTS: u32 = 8;
 
 /// The daemon of this node.
 ///
@@ -48,6 +50,8 @@ pub struct PortOptions {
     pub wait: Wait,
     /// Deliver [`crate::Event::FaultRecovered`]; otherwise it is only counted.
     pub report_faults: bool,
+    /// Ask before messages of at least so many bytes are taken ([`crate::Event::Offered`]); `Some(0)`: before every message.
+    pub ask_first: Option<usize>,
 }
 
 impl Default for PortOptions {
@@ -59,6 +63,7 @@ impl Default for PortOptions {
             arena_bytes: 8 << 20,
             wait: Wait::default(),
             report_faults: false,
+            ask_first: None,
         }
     }
 }
@@ -69,6 +74,14 @@ impl PortOptions {
         Self {
             port: Some(port),
             ..Self::default()
+        }
+    }
+
+    /// With [`Self::ask_first`] set: ask before messages of at least `bytes` are taken.
+    pub fn ask_first(self, bytes: usize) -> Self {
+        Self {
+            ask_first: Some(bytes),
+            ..self
         }
     }
 
@@ -93,8 +106,14 @@ impl PortOptions {
                 self.arena_bytes
             ));
         }
+        let kept = match self.ask_first {
+            Some(_) => COMMAND_SLOTS + ANSWER_SLOTS,
+            None => COMMAND_SLOTS,
+        };
         Ok(PortGeometry {
-            send_tokens: (self.send_tokens + COMMAND_SLOTS).next_power_of_two(),
+            send_tokens: (self.send_tokens + kept)
+                .next_power_of_two()
+                .min(MAX_SEND_TOKENS),
             receive_tokens: self.receive_tokens.next_power_of_two(),
             arena_bytes: self.arena_bytes.next_multiple_of(PAGE as u64),
         })

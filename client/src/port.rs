@@ -13,7 +13,8 @@ use portolan_abi::doorbell;
 use portolan_abi::port::{CloseReason, state};
 use portolan_abi::ring::{ConsumerCursor, ProducerCursor};
 use portolan_abi::token::{
-    FLAG_INLINE, INLINE_BYTES, Opcode, ReceiveToken, SEND_SLOT_WORDS, SendToken, TokenRef,
+    FLAG_ACK_IMMEDIATE, FLAG_ACK_LAZY, FLAG_INLINE, INLINE_BYTES, Opcode, ReceiveToken,
+    SEND_SLOT_WORDS, SendToken, TokenRef,
 };
 
 use crate::alarm::{AlarmId, Alarms, deadline_ns};
@@ -21,8 +22,9 @@ use crate::arena::{Buffer, Memory};
 use crate::control::Connection;
 use crate::error::{ArenaFull, NodeError, PortError, Refused, SendError, TooManyAlarms};
 use crate::event::{Event, Message, SendHandle};
-use crate::names::{Address, NodeId, PortId, Priority};
+use crate::names::{AckMode, Address, NodeId, PortId, Priority};
 use crate::node::{PortOptions, unexpected};
+use crate::offer::{OfferBook, OfferHandler};
 use crate::tokens::{InFlight, ReceiveBook, SendBook, Use};
 use crate::wait::Wait;
 
@@ -35,6 +37,8 @@ pub struct SendOptions {
     pub tag: u64,
     /// When to give up, in microseconds up to 71 minutes; `None` for the daemon's default ([`crate::Node::default_timeout`]).
     pub timeout: Option<Duration>,
+    /// When its delivery is acknowledged.
+    pub ack: AckMode,
 }
 
 /// What became of the sends that were under way when a port was closed.
@@ -77,6 +81,8 @@ pub struct Port {
     pub(crate) faults_seen: u32,
     pub(crate) anomalies: u64,
     pub(crate) handler: Option<Handler>,
+    pub(crate) offers: OfferBook,
+    pub(crate) offer_handler: Option<OfferHandler>,
     not_sync: PhantomData<Cell<()>>,
 }
 
@@ -114,6 +120,11 @@ impl Port {
             .header()
             .faults_recovered
             .load(Ordering::Relaxed);
+        if let Some(least) = options.ask_first {
+            // Before the first buffer is provided, so that no message is taken unasked.
+            let word = &opened.memory.client().header().ask_first;
+            word.store((least as u64).saturating_add(1), Ordering::Relaxed);
+        }
         Self {
             memory: Arc::new(opened.memory),
             connection: opened.connection,
@@ -136,6 +147,8 @@ impl Port {
             faults_seen,
             anomalies: 0,
             handler: None,
+            offers: OfferBook::default(),
+            offer_handler: None,
             not_sync: PhantomData,
         }
     }
@@ -277,11 +290,16 @@ impl Port {
         options: SendOptions,
     ) -> SendHandle {
         let inline = if buffer.is_none() { bytes } else { &[] };
+        let ack = match options.ack {
+            AckMode::Policy => 0,
+            AckMode::Immediate => FLAG_ACK_IMMEDIATE,
+            AckMode::Lazy => FLAG_ACK_LAZY,
+        };
         let token = SendToken {
             generation: slot.generation,
             opcode: Opcode::Send,
             priority: options.priority.code(),
-            flags: if buffer.is_none() { FLAG_INLINE } else { 0 },
+            flags: ack | if buffer.is_none() { FLAG_INLINE } else { 0 },
             node: to.node.0,
             port: to.port.0,
             len,
@@ -303,7 +321,13 @@ impl Port {
         }
     }
 
-    fn push_token(&mut self, slot: TokenRef, token: &SendToken, inline: &[u8], used: Use) {
+    pub(crate) fn push_token(
+        &mut self,
+        slot: TokenRef,
+        token: &SendToken,
+        inline: &[u8],
+        used: Use,
+    ) {
         let words: &[AtomicU64; SEND_SLOT_WORDS] =
             &self.memory.client().send_slots()[slot.slot as usize];
         token.store(words, inline);

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use portolan_abi::event::{Event as Entry, EventKind};
+use portolan_abi::event::{Event as Entry, EventKind, Outcome};
 use portolan_abi::port::state;
 
 use crate::error::PortError;
@@ -96,18 +96,21 @@ impl Port {
             EventKind::Received => {
                 let priority = Priority::from_code(entry.priority);
                 let buffer = match priority {
-                    Some(_) => self
-                        .receive_book
-                        .end(entry.slot, entry.generation, entry.len),
-                    None => None,
+                    Some(_) if entry.total >= entry.len => {
+                        self.receive_book
+                            .end(entry.slot, entry.generation, entry.len)
+                    }
+                    _ => None,
                 };
                 let (Some(priority), Some(buffer)) = (priority, buffer) else {
                     self.anomalies += 1;
                     return None;
                 };
+                self.offers.received(&entry);
                 Some(Event::Received(Message {
                     buffer,
                     len: entry.len as usize,
+                    total: entry.total as usize,
                     from: Address {
                         node: NodeId(entry.node),
                         port: PortId(entry.port),
@@ -116,20 +119,29 @@ impl Port {
                     tag: entry.tag,
                 }))
             }
-            EventKind::Sent(outcome) => match self.send_book.end(entry.slot, entry.generation) {
-                Some(Use::Send(send)) => {
-                    let handle = SendHandle {
-                        slot: entry.slot,
-                        generation: entry.generation,
-                    };
-                    Some(Event::Sent(send.end(handle, Status::from_outcome(outcome))))
-                }
-                Some(Use::Command) => None,
-                Some(Use::Free) | None => {
-                    self.anomalies += 1;
-                    None
-                }
-            },
+            EventKind::Sent(outcome) => self.ended(&entry, outcome),
+            EventKind::Offered(offered) => self.offered(&entry, &offered),
+        }
+    }
+
+    /// A send slot's use is over.
+    fn ended(&mut self, entry: &Entry, outcome: Outcome) -> Option<Event> {
+        let ended = self.send_book.end(entry.slot, entry.generation);
+        // A slot may be free.
+        self.send_answers();
+        match ended {
+            Some(Use::Send(send)) => {
+                let handle = SendHandle {
+                    slot: entry.slot,
+                    generation: entry.generation,
+                };
+                Some(Event::Sent(send.end(handle, Status::from_outcome(outcome))))
+            }
+            Some(Use::Command | Use::Answer) => None,
+            Some(Use::Free) | None => {
+                self.anomalies += 1;
+                None
+            }
         }
     }
 
@@ -175,7 +187,7 @@ impl Port {
     }
 
     /// Does with an event what is right for an application that does not care about it (GM's `gm_unknown`): a message's buffer is
-    /// provided again, a stream held up by a failed send is resumed, anything else needs nothing.
+    /// provided again, an offered one is accepted, a stream held up by a failed send is resumed, anything else needs nothing.
     pub fn unknown(&mut self, event: Event) {
         match event {
             Event::Received(message) => {
@@ -186,6 +198,10 @@ impl Port {
             Event::Sent(sent) if !sent.status.is_delivered() => {
                 // As above; and if no slot is free for the command, the streams' other sends end by their timeouts.
                 let _ = self.resume_sending(sent.to, sent.priority);
+            }
+            Event::Offered(offer) => {
+                // As above.
+                let _ = self.accept(offer);
             }
             Event::Sent(_) | Event::Alarm(_) | Event::FaultRecovered(_) => {}
         }

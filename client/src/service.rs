@@ -237,6 +237,7 @@ impl EchoServer {
             priority,
             tag,
             timeout: Some(self.timeout),
+            ..SendOptions::default()
         };
         if let Err(refused) = port.send(to, message.into_buffer(), len, options) {
             // No token, which a server has one of per buffer, or the port is gone, which the next receive says.

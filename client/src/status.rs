@@ -41,6 +41,8 @@ pub enum Reason {
     Incompatible,
     /// A table of an engine is full; try again later.
     NoResources,
+    /// The receiving application refused it before it was taken.
+    Refused,
     /// The engine did not accept the token: a fault of this library or of this process's memory.
     BadToken,
     /// This port was closed before the send ended.
@@ -65,6 +67,7 @@ impl Reason {
             9 => Self::NoRoute,
             10 => Self::Incompatible,
             11 => Self::NoResources,
+            12 => Self::Refused,
             reason::BAD_TOKEN => Self::BadToken,
             other => Self::Unknown(other),
         }
@@ -120,6 +123,7 @@ impl fmt::Display for Reason {
             Self::NoRoute => "no such node, or no route to it",
             Self::Incompatible => "the two nodes' versions or policies cannot work together",
             Self::NoResources => "a table of an engine is full; try again later",
+            Self::Refused => "the receiving application refused it",
             Self::BadToken => "the engine did not accept the token",
             Self::OwnPortClosed => "the sending port was closed",
             Self::DaemonGone => "the daemon went away",
@@ -150,6 +154,7 @@ mod tests {
             Wire::NoRoute,
             Wire::Incompatible,
             Wire::NoResources,
+            Wire::Refused,
         ];
         for wire in all {
             assert_eq!(
@@ -157,7 +162,7 @@ mod tests {
                 format!("{:?}", Reason::from_code(wire as u8))
             );
         }
-        assert_eq!(Reason::from_code(12), Reason::Unknown(12));
+        assert_eq!(Reason::from_code(13), Reason::Unknown(13));
         assert_eq!(Reason::from_code(reason::BAD_TOKEN), Reason::BadToken);
     }
 }

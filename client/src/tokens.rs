@@ -39,6 +39,8 @@ pub(crate) enum Use {
     Free,
     /// Cancel, resume or drop.
     Command,
+    /// An answer to an offer.
+    Answer,
     /// A message.
     Send(InFlight),
 }
@@ -56,6 +58,7 @@ pub(crate) struct SendBook {
     free: Vec<u32>,
     limit: u32,
     out: u32,
+    answers: u32,
 }
 
 impl SendBook {
@@ -71,6 +74,7 @@ impl SendBook {
             free: (0..slots).rev().collect(),
             limit,
             out: 0,
+            answers: 0,
         }
     }
 
@@ -82,6 +86,11 @@ impl SendBook {
     /// Messages that could be sent now.
     pub(crate) fn available(&self) -> u32 {
         (self.limit - self.out).min(self.free.len() as u32)
+    }
+
+    /// May another answer be under way? As many as there are slots not meant for messages.
+    pub(crate) fn may_answer(&self) -> bool {
+        self.answers < self.slots.len() as u32 - self.limit
     }
 
     /// A free slot for a message, or for a command. The slot is used only after [`Self::fill`].
@@ -100,8 +109,10 @@ impl SendBook {
     /// Uses the slot that [`Self::next`] named.
     pub(crate) fn fill(&mut self, token: TokenRef, used: Use) {
         self.free.pop();
-        if matches!(used, Use::Send(_)) {
-            self.out += 1;
+        match used {
+            Use::Send(_) => self.out += 1,
+            Use::Answer => self.answers += 1,
+            Use::Command | Use::Free => {}
         }
         let state = &mut self.slots[token.slot as usize];
         state.generation = token.generation;
@@ -122,8 +133,10 @@ impl SendBook {
             return None;
         }
         let used = std::mem::replace(&mut state.used, Use::Free);
-        if matches!(used, Use::Send(_)) {
-            self.out -= 1;
+        match used {
+            Use::Send(_) => self.out -= 1,
+            Use::Answer => self.answers -= 1,
+            Use::Command | Use::Free => {}
         }
         self.free.push(slot);
         Some(used)
@@ -141,7 +154,7 @@ impl SendBook {
         };
         match self.end(handle.slot, handle.generation)? {
             Use::Send(send) => Some((handle, send)),
-            Use::Free | Use::Command => None,
+            Use::Free | Use::Command | Use::Answer => None,
         }
     }
 }

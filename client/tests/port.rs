@@ -62,7 +62,7 @@ fn messages_arrive() {
         let options = SendOptions {
             priority: Priority::High,
             tag: len as u64,
-            timeout: None,
+            ..SendOptions::default()
         };
         let handle = a.send_bytes((NODE, 11), &bytes, options).unwrap();
         assert!(a.is_outstanding(handle));
@@ -452,7 +452,7 @@ fn echo_server_outlives_askers() {
 // jumps. Expect: ignored and counted; the real completion still counts.
 #[test]
 fn nonsense_is_ignored() {
-    use portolan_abi::event::{Event as Entry, EventKind};
+    use portolan_abi::event::{Event as Entry, EventKind, Offered};
     let daemon = FakeDaemon::start();
     let mut port = open(&daemon, 10);
     daemon.knobs.frozen.store(true, Ordering::Relaxed);
@@ -464,6 +464,7 @@ fn nonsense_is_ignored() {
         slot,
         generation,
         len,
+        total: len,
         node: 1,
         port: 1,
         record: 0,
@@ -472,6 +473,10 @@ fn nonsense_is_ignored() {
         tag: 0,
     };
     let done = EventKind::Sent(support::DELIVERED);
+    let offered = EventKind::Offered(Offered {
+        incarnation: 1,
+        first: [0; 16],
+    });
     let nonsense = [
         entry(done, 1 << 30, 1, 0, 0),
         entry(done, 0, 2, 0, 0),
@@ -480,6 +485,15 @@ fn nonsense_is_ignored() {
         entry(EventKind::Received, 0, 1, 64, 2),
         entry(EventKind::Received, 0, 2, 64, 0),
         entry(EventKind::Received, 9999, 1, 64, 0),
+        Entry {
+            total: 63,
+            ..entry(EventKind::Received, 0, 1, 64, 0)
+        },
+        entry(offered, 0, 0, 0, 2),
+        Entry {
+            node: 0,
+            ..entry(offered, 0, 0, 0, 0)
+        },
     ];
     daemon.with_port(10, |p| {
         for entry in &nonsense {
@@ -488,16 +502,19 @@ fn nonsense_is_ignored() {
         p.push_words(&[u64::MAX; 8]);
     });
     assert!(port.receive().unwrap().is_none());
-    assert_eq!(port.anomalies(), 8);
+    assert_eq!(port.anomalies(), 11);
     daemon.with_port(10, |p| {
         let producer = &p.engine.header().event_producer;
         let before = producer.swap(u32::MAX, Ordering::Release);
-        assert_eq!(before, 8);
+        assert_eq!(before, 11);
     });
     assert!(port.receive().unwrap().is_none());
-    assert_eq!(port.anomalies(), 9);
+    assert_eq!(port.anomalies(), 12);
     daemon.with_port(10, |p| {
-        p.engine.header().event_producer.store(8, Ordering::Release);
+        p.engine
+            .header()
+            .event_producer
+            .store(11, Ordering::Release);
         assert_eq!(
             p.engine.header().state.load(Ordering::Relaxed) as u32,
             state::OPEN

@@ -2,6 +2,8 @@
 
 /// Words of an event.
 pub const EVENT_WORDS: usize = 8;
+/// Bytes of a message shown with [`EventKind::Offered`]: what is left of the cache line.
+pub const OFFERED_BYTES: usize = 16;
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,6 +12,19 @@ pub enum EventKind {
     Received,
     /// The send, or command, in send slot `slot` ended.
     Sent(Outcome),
+    /// A message's first chunk came and the engine asks what the application wants of it; to be answered with
+    /// [`Opcode::Answer`](crate::token::Opcode::Answer). It belongs to no slot. The same question comes again from an engine's
+    /// successor: (node, port, priority, incarnation, epoch, number) name it.
+    Offered(Offered),
+}
+
+/// What an offer says beside the fields it shares with other events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offered {
+    /// Low half of the sending node's incarnation: epochs begin anew with the next one.
+    pub incarnation: u32,
+    /// The message's first bytes; [`Event::len`] of them count.
+    pub first: [u8; OFFERED_BYTES],
 }
 
 /// How a send ended.
@@ -50,19 +65,21 @@ pub struct Event {
     pub slot: u32,
     /// The slot's generation.
     pub generation: u32,
-    /// Received: bytes.
+    /// Received: bytes in the buffer. Offered: bytes shown.
     pub len: u32,
-    /// Received: sending node.
+    /// Received and offered: bytes the sender sent; more than `len` if the application shortened the message.
+    pub total: u32,
+    /// Received and offered: sending node.
     pub node: u16,
-    /// Received: sending port.
+    /// Received and offered: sending port.
     pub port: u16,
     /// Received: the stream's record in the ledger, for restore.
     pub record: u32,
-    /// Received: the stream's epoch.
+    /// Received and offered: the stream's epoch.
     pub epoch: u32,
-    /// Received: the message's number.
+    /// Received and offered: the message's number.
     pub number: u32,
-    /// Received: the sender's tag.
+    /// Received and offered: the sender's tag.
     pub tag: u64,
 }
 
@@ -72,6 +89,13 @@ impl Event {
         let (kind, certainty, reason) = match self.kind {
             EventKind::Received => (1u8, 0, 0),
             EventKind::Sent(outcome) => (2u8, outcome.certainty as u8, outcome.reason),
+            EventKind::Offered(_) => (3u8, 0, 0),
+        };
+        let (incarnation, first) = match &self.kind {
+            EventKind::Offered(offered) => {
+                (offered.incarnation, u128::from_le_bytes(offered.first))
+            }
+            EventKind::Received | EventKind::Sent(_) => (0, 0),
         };
         [
             u64::from(kind)
@@ -83,9 +107,9 @@ impl Event {
             u64::from(self.node) | u64::from(self.port) << 16 | u64::from(self.epoch) << 32,
             u64::from(self.number) | u64::from(self.record) << 32,
             self.tag,
-            0,
-            0,
-            0,
+            u64::from(self.total) | u64::from(incarnation) << 32,
+            first as u64,
+            (first >> 64) as u64,
         ]
     }
 
@@ -105,6 +129,10 @@ impl Event {
                     reason: (w[0] >> 16) as u8,
                 })
             }
+            3 if (w[1] >> 32) as u32 <= OFFERED_BYTES as u32 => EventKind::Offered(Offered {
+                incarnation: (w[5] >> 32) as u32,
+                first: (u128::from(w[6]) | u128::from(w[7]) << 64).to_le_bytes(),
+            }),
             _ => return None,
         };
         Some(Self {
@@ -113,6 +141,7 @@ impl Event {
             slot: (w[0] >> 32) as u32,
             generation: w[1] as u32,
             len: (w[1] >> 32) as u32,
+            total: w[5] as u32,
             node: w[2] as u16,
             port: (w[2] >> 16) as u16,
             epoch: (w[2] >> 32) as u32,
@@ -133,12 +162,42 @@ mod tests {
     proptest! {
         // Any words. Expect: no panic, and what decodes encodes to the same event.
         #[test]
-        fn an_event_survives_its_words(words in any::<[u64; EVENT_WORDS]>(), kind in 0u64..4) {
+        fn an_event_survives_its_words(words in any::<[u64; EVENT_WORDS]>(), kind in 0u64..5) {
             let mut words = words;
             words[0] = words[0] & !0xff | kind;
+            if kind == 3 {
+                words[1] &= 0x1f_ffff_ffff;
+            }
             if let Some(event) = Event::decode(&words) {
                 prop_assert_eq!(Event::decode(&event.encode()), Some(event));
             }
         }
+    }
+
+    // Every field of an offer, at its edges. Expect: it comes back as it was; one that claims to show more than there is room for is
+    // no event.
+    #[test]
+    fn an_offer_survives_its_words() {
+        let offer = Event {
+            kind: EventKind::Offered(Offered {
+                incarnation: u32::MAX - 1,
+                first: core::array::from_fn(|i| 0xf0 + i as u8),
+            }),
+            priority: 1,
+            slot: 0,
+            generation: 0,
+            len: OFFERED_BYTES as u32,
+            total: u32::MAX,
+            node: u16::MAX - 1,
+            port: 255,
+            record: 7,
+            epoch: u32::MAX,
+            number: u32::MAX,
+            tag: u64::MAX,
+        };
+        let mut words = offer.encode();
+        assert_eq!(Event::decode(&words), Some(offer));
+        words[1] += 1 << 32;
+        assert_eq!(Event::decode(&words), None);
     }
 }

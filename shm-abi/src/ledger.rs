@@ -83,8 +83,8 @@ pub struct ReceiveStreamRecord {
     pub incarnation: AtomicU64,
     /// Low: the stream's epoch; high: generation of the port's instance that opened it, 0 if the port was closed.
     pub epoch: AtomicU64,
-    /// Low: base, the next number to commit; high: bit i: number base − 1 − i was given up by its sender, who has not confirmed
-    /// that it knows.
+    /// Low: base, the next number to commit; high: its low half looks back, bit i: number base − 1 − i was given up by its sender, who
+    /// has not confirmed that it knows; its high half looks ahead, bit i: base + 1 + i is committed.
     pub base: AtomicU64,
 }
 
@@ -111,7 +111,8 @@ pub struct SendRecord {
     pub message_tag: AtomicU64,
     /// CLOCK_MONOTONIC nanoseconds; `u64::MAX`: never.
     pub deadline: AtomicU64,
-    /// Low: the stream's record; bits 32–39: priority; bits 40–47: flags.
+    /// Low: the stream's record; bits 32–39: priority; bits 40–47: flags (no stream knows of it, payload in the slot, to be
+    /// acknowledged at once, to be acknowledged lazily); bits 48–63: how it ends, if no stream knows of it.
     pub stream: AtomicU64,
     pad: [u64; 2],
 }

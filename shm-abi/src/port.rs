@@ -14,7 +14,7 @@ use crate::{MAX_ARENA_BYTES, MAX_RECEIVE_TOKENS, MAX_SEND_TOKENS};
 pub const PAGE: usize = 4096;
 /// `b"PTLNPRT1"`: stored last, when everything else in the half is in place.
 pub const PORT_MAGIC: u64 = u64::from_be_bytes(*b"PTLNPRT1");
-/// Events beyond one per token.
+/// Events beyond one per token: as many offers as may be in the ring and not yet read.
 pub const EVENT_RESERVE: u32 = 16;
 
 /// Header page of the client half.
@@ -24,21 +24,26 @@ pub struct ClientHeader {
     pub magic: AtomicU64,
     /// [`crate::PORT_ABI_VERSION`].
     pub version: AtomicU32,
-    pad0: [u32; 13],
+    pad0: u32,
+    /// Which messages the engine asks about before it accepts them ([`crate::event::EventKind::Offered`]): those of at least this
+    /// many bytes, less one; 0: none. Application, at any time; every value makes sense.
+    pub ask_first: AtomicU64,
+    pad1: [u64; 5],
     /// Send ring's producer index. Application.
     pub send_producer: AtomicU32,
     /// Provide ring's producer index. Application; in the same line, so that polling a port costs one line.
     pub provide_producer: AtomicU32,
-    pad1: [u32; 14],
-    /// Event ring's consumer index. Application; the engine never reads it.
+    pad2: [u32; 14],
+    /// Event ring's consumer index. Application; the engine reads it only to count the offers that were not taken yet, so that a
+    /// false one costs the application events of its own and nobody anything else.
     pub event_consumer: AtomicU32,
-    pad2: [u32; 15],
+    pad3: [u32; 15],
     /// Not 0: the application is about to sleep on, or sleeps on, its event doorbell.
     pub waiting: AtomicU32,
-    pad3: u32,
+    pad4: u32,
     /// CLOCK_MONOTONIC nanoseconds at which to ring the doorbell; 0: never.
     pub alarm_at: AtomicU64,
-    pad4: [u64; 6],
+    pad5: [u64; 6],
 }
 
 /// State of a port, low half of [`EngineHeader::state`]; the high half is a [`CloseReason`].
@@ -133,6 +138,7 @@ const _: () = {
     assert!(size_of::<ClientHeader>() == 256);
     assert!(offset_of!(ClientHeader, magic) == 0);
     assert!(offset_of!(ClientHeader, version) == 8);
+    assert!(offset_of!(ClientHeader, ask_first) == 16);
     assert!(offset_of!(ClientHeader, send_producer) == 64);
     assert!(offset_of!(ClientHeader, provide_producer) == 68);
     assert!(offset_of!(ClientHeader, event_consumer) == 128);
@@ -193,7 +199,7 @@ impl PortGeometry {
             && self.arena_bytes.is_multiple_of(PAGE as u64)
     }
 
-    /// Entries of the event ring: one per token and a reserve, so that a commit never waits.
+    /// Entries of the event ring: one per token, and [`EVENT_RESERVE`] for offers, so that a commit never waits.
     pub fn event_capacity(&self) -> u32 {
         (self.send_tokens + self.receive_tokens + EVENT_RESERVE).next_power_of_two()
     }

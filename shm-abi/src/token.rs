@@ -24,10 +24,28 @@ pub enum Opcode {
     DropSends = 3,
     /// Give up the send in slot `arena_offset` (low 32 bits) of generation (high 32 bits).
     Cancel = 4,
+    /// Say what is wanted of an offered message ([`AnswerToken`]).
+    Answer = 5,
 }
 
 /// Flag of a send token: the payload is in the slot, not in the arena.
 pub const FLAG_INLINE: u8 = 1;
+/// Flag of a send token: its delivery is acknowledged at once, whatever the receiver's policy.
+pub const FLAG_ACK_IMMEDIATE: u8 = 2;
+/// Flag of a send token: its delivery is acknowledged whenever a frame goes back anyway.
+pub const FLAG_ACK_LAZY: u8 = 4;
+
+/// What the application wants of an offered message; the flags of its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Verdict {
+    /// All of it.
+    Accept = 1,
+    /// Its first bytes, as many as the answer says; all of it if it has no more.
+    Shorten = 2,
+    /// Nothing.
+    Refuse = 3,
+}
 
 /// A send token's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +56,7 @@ pub struct SendToken {
     pub opcode: Opcode,
     /// 0 low, 1 high.
     pub priority: u8,
-    /// [`FLAG_INLINE`].
+    /// [`FLAG_INLINE`], [`FLAG_ACK_IMMEDIATE`] or [`FLAG_ACK_LAZY`].
     pub flags: u8,
     /// Receiving node.
     pub node: u16,
@@ -52,6 +70,71 @@ pub struct SendToken {
     pub tag: u64,
     /// Microseconds until the send is given up; 0 means the daemon's default.
     pub timeout_us: u32,
+}
+
+/// An answer to an offer, as a send token carries it. It names the message, not the engine's question, so that the engine's successor
+/// understands it too.
+///
+/// | field of the token | |
+/// |---|---|
+/// | node, port, priority | the message's sender, its priority |
+/// | flags | the [`Verdict`] |
+/// | len | [`Verdict::Shorten`]: bytes wanted |
+/// | tag | high: the stream's epoch; low: the message's number |
+/// | arena_offset | low: the sender's incarnation, as the offer gave it |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AnswerToken {
+    /// The message's sender: node and port.
+    pub from: (u16, u16),
+    /// Its priority.
+    pub priority: u8,
+    /// Low half of the sending node's incarnation.
+    pub incarnation: u32,
+    /// The stream's epoch.
+    pub epoch: u32,
+    /// The message's number.
+    pub number: u32,
+    /// What is wanted.
+    pub verdict: Verdict,
+    /// [`Verdict::Shorten`]: bytes wanted.
+    pub len: u32,
+}
+
+impl AnswerToken {
+    /// As the content of a send slot of this generation.
+    pub fn token(&self, generation: u32) -> SendToken {
+        SendToken {
+            generation,
+            opcode: Opcode::Answer,
+            priority: self.priority,
+            flags: self.verdict as u8,
+            node: self.from.0,
+            port: self.from.1,
+            len: self.len,
+            arena_offset: u64::from(self.incarnation),
+            tag: u64::from(self.epoch) << 32 | u64::from(self.number),
+            timeout_us: 0,
+        }
+    }
+
+    /// The answer a checked token carries; `None` if it carries none.
+    pub fn of(token: &SendToken) -> Option<Self> {
+        let verdict = match token.flags {
+            1 => Verdict::Accept,
+            2 => Verdict::Shorten,
+            3 => Verdict::Refuse,
+            _ => return None,
+        };
+        (token.opcode == Opcode::Answer).then_some(Self {
+            from: (token.node, token.port),
+            priority: token.priority,
+            incarnation: token.arena_offset as u32,
+            epoch: (token.tag >> 32) as u32,
+            number: token.tag as u32,
+            verdict,
+            len: token.len,
+        })
+    }
 }
 
 /// A receive token's content: a buffer in the arena.
@@ -86,6 +169,12 @@ pub enum BadToken {
     /// No such opcode.
     #[cfg_attr(feature = "std", error("no such opcode"))]
     Opcode,
+    /// An answer that is no verdict, or two acknowledgement modes at once.
+    #[cfg_attr(
+        feature = "std",
+        error("the flags contradict the opcode or each other")
+    )]
+    Flags,
     /// Priority is neither 0 nor 1.
     #[cfg_attr(feature = "std", error("the priority is neither 0 nor 1"))]
     Priority,
@@ -186,6 +275,7 @@ impl Untrusted<SEND_SLOT_WORDS> {
             2 => Opcode::ResumeSending,
             3 => Opcode::DropSends,
             4 => Opcode::Cancel,
+            5 => Opcode::Answer,
             _ => return Err(BadToken::Opcode),
         };
         let token = SendToken {
@@ -207,6 +297,14 @@ impl Untrusted<SEND_SLOT_WORDS> {
             && (token.node == 0 || token.node == u16::MAX || token.port >= crate::PORTS)
         {
             return Err(BadToken::Destination);
+        }
+        let both = FLAG_ACK_IMMEDIATE | FLAG_ACK_LAZY;
+        let contradict = match token.opcode {
+            Opcode::Answer => AnswerToken::of(&token).is_none(),
+            _ => token.flags & both == both,
+        };
+        if contradict {
+            return Err(BadToken::Flags);
         }
         if token.opcode == Opcode::Send {
             let inside = if token.flags & FLAG_INLINE != 0 {
@@ -385,6 +483,22 @@ mod tests {
             }),
             Err(BadToken::Range)
         );
+        let both = FLAG_ACK_IMMEDIATE | FLAG_ACK_LAZY;
+        let contradictions = [
+            (Opcode::Send, both),
+            (Opcode::Send, 0xff),
+            (Opcode::Answer, 0),
+            (Opcode::Answer, 4),
+            (Opcode::Answer, 0xff),
+        ];
+        for (opcode, flags) in contradictions {
+            let token = SendToken {
+                opcode,
+                flags,
+                ..token()
+            };
+            assert_eq!(check(&token), Err(BadToken::Flags), "{opcode:?} {flags}");
+        }
         let mut words = [0; SEND_SLOT_WORDS];
         words[0] = 7 << 32 | 99;
         let expected = TokenRef {
@@ -400,6 +514,35 @@ mod tests {
             Untrusted::claim([0; SEND_SLOT_WORDS]).check(expected, &geometry()),
             Err(BadToken::Generation)
         );
+    }
+
+    // Every verdict, with every field at its edges. Expect: checked and read back as it was; no other opcode carries one.
+    #[test]
+    fn an_answer_survives_its_slot() {
+        for verdict in [Verdict::Accept, Verdict::Shorten, Verdict::Refuse] {
+            let answer = AnswerToken {
+                from: (u16::MAX - 1, 255),
+                priority: 1,
+                incarnation: u32::MAX,
+                epoch: u32::MAX,
+                number: u32::MAX - 1,
+                verdict,
+                len: u32::MAX,
+            };
+            let token = check(&answer.token(7)).unwrap();
+            assert_eq!(AnswerToken::of(&token), Some(answer));
+            let opcode = Opcode::Send;
+            assert_eq!(AnswerToken::of(&SendToken { opcode, ..token }), None);
+        }
+        for ack in [FLAG_ACK_IMMEDIATE, FLAG_ACK_LAZY] {
+            let flags = ack | FLAG_INLINE;
+            let token = SendToken {
+                flags,
+                len: 80,
+                ..token()
+            };
+            assert_eq!(check(&token), Ok(token));
+        }
     }
 
     proptest! {

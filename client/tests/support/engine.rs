@@ -10,7 +10,9 @@ use portolan_abi::event::{Certainty, Event, EventKind, Outcome};
 use portolan_abi::memory::{self, ClientHalf, EngineHalf};
 use portolan_abi::port::{CloseReason, PortGeometry, state};
 use portolan_abi::ring::{ConsumerCursor, ProducerCursor};
-use portolan_abi::token::{FLAG_INLINE, Opcode, ReceiveToken, SendToken, TokenRef, Untrusted};
+use portolan_abi::token::{
+    AnswerToken, FLAG_INLINE, Opcode, ReceiveToken, SendToken, TokenRef, Untrusted,
+};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use super::{Knobs, Lie, NODE, Ports, readable};
@@ -27,6 +29,10 @@ pub struct FakePort {
     waiting: VecDeque<Pending>,
     /// Streams held up by a failed send: (node, port, priority).
     held: Vec<(u16, u16, u8)>,
+    /// What the application answered.
+    pub answers: Vec<AnswerToken>,
+    /// Flags of the sends that came.
+    pub flags: Vec<u8>,
     alarm_fired: u64,
 }
 
@@ -81,6 +87,8 @@ impl FakePort {
             offered: Vec::new(),
             waiting: VecDeque::new(),
             held: Vec::new(),
+            answers: Vec::new(),
+            flags: Vec::new(),
             alarm_fired: 0,
         };
         (made, fds)
@@ -119,6 +127,7 @@ impl FakePort {
             slot: slot.slot,
             generation: slot.generation,
             len: 0,
+            total: 0,
             node: 0,
             port: 0,
             record: 0,
@@ -160,6 +169,7 @@ impl FakePort {
         let mut ended = Vec::new();
         match token.opcode {
             Opcode::Send => {
+                self.flags.push(token.flags);
                 let us = token.timeout_us;
                 let deadline = (us != 0).then(|| Instant::now() + Duration::from_micros(us.into()));
                 self.waiting.push_back(Pending {
@@ -169,6 +179,7 @@ impl FakePort {
                 });
                 return;
             }
+            Opcode::Answer => self.answers.push(AnswerToken::of(&token).unwrap()),
             Opcode::ResumeSending => self.held.retain(|&h| h != stream),
             Opcode::DropSends => {
                 self.held.retain(|&h| h != stream);
@@ -223,6 +234,7 @@ impl FakePort {
             slot: slot.slot,
             generation: slot.generation,
             len: token.len,
+            total: token.len,
             node: NODE,
             port: from,
             record: 0,

@@ -9,6 +9,7 @@
 //! | accept a command, or refuse a send | ledger copy, marked local · **tag** · ring consumer | tag |
 //! | complete | event · **producer** · tag freed · events_settled | event producer |
 //! | take a receive token | **record, low half** · ring consumer (once per batch) | record |
+//! | ask about a message | event · producer · events_settled | none: what is not answered is asked again |
 //! | commit a receive | event · **producer** · stream base · record, high half · events_settled | event producer |
 //!
 //! Rejected: a write-ahead log beside the rings (every message would be stored twice); flags such as "half done" (the order of the
@@ -18,9 +19,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use portolan_abi::event::{Certainty, Event, EventKind, Outcome, reason};
 use portolan_abi::ledger::{Ledger, SendRecord, pair, unpair};
-use portolan_abi::token::{FLAG_INLINE, SendToken};
+use portolan_abi::token::{FLAG_ACK_IMMEDIATE, FLAG_ACK_LAZY, FLAG_INLINE, SendToken};
 use portolan_transport::host::{Delivery, SendRequest, SendStatus};
 use portolan_transport::ident::RecordId;
+use portolan_transport::policy::AckMode;
 
 use super::ports::Port;
 
@@ -28,6 +30,10 @@ use super::ports::Port;
 const LOCAL: u64 = 1 << 40;
 /// Flag in [`SendRecord::stream`]: the payload is in the slot.
 const INLINE: u64 = 1 << 41;
+/// Flag in [`SendRecord::stream`]: [`AckMode::Immediate`].
+const ACK_IMMEDIATE: u64 = 1 << 42;
+/// Flag in [`SendRecord::stream`]: [`AckMode::Lazy`].
+const ACK_LAZY: u64 = 1 << 43;
 
 #[cfg(not(test))]
 #[inline(always)]
@@ -55,6 +61,7 @@ pub(super) struct Accepted {
     pub deadline: u64,
     pub priority: u8,
     pub inline: bool,
+    pub ack: AckMode,
     /// Set if no stream knows of it: how it ends.
     pub local: Option<Outcome>,
 }
@@ -77,6 +84,12 @@ pub(super) fn accepted(record: &SendRecord) -> Result<Option<Accepted>, ()> {
     } else {
         None
     };
+    let ack = match (stream & ACK_IMMEDIATE != 0, stream & ACK_LAZY != 0) {
+        (false, false) => AckMode::Policy,
+        (true, false) => AckMode::Immediate,
+        (false, true) => AckMode::Lazy,
+        (true, true) => return Err(()),
+    };
     let priority = (stream >> 32) as u8;
     if generation == 0 || priority > 1 {
         return Err(());
@@ -92,6 +105,7 @@ pub(super) fn accepted(record: &SendRecord) -> Result<Option<Accepted>, ()> {
         deadline: load(&record.deadline),
         priority,
         inline: stream & INLINE != 0,
+        ack,
         local,
     }))
 }
@@ -103,6 +117,15 @@ fn certainty(code: u8) -> Option<Certainty> {
         2 => Certainty::MaybeDelivered,
         _ => return None,
     })
+}
+
+/// When a checked send token wants its delivery acknowledged.
+pub(super) fn ack_mode(token: &SendToken) -> AckMode {
+    match token.flags & (FLAG_ACK_IMMEDIATE | FLAG_ACK_LAZY) {
+        FLAG_ACK_IMMEDIATE => AckMode::Immediate,
+        FLAG_ACK_LAZY => AckMode::Lazy,
+        _ => AckMode::Policy,
+    }
 }
 
 /// The transport's status as the application sees it.
@@ -145,6 +168,11 @@ pub(super) fn accept(
     } else {
         0
     };
+    let ack = match send.ack {
+        AckMode::Policy => 0,
+        AckMode::Immediate => ACK_IMMEDIATE,
+        AckMode::Lazy => ACK_LAZY,
+    };
     // The copy: means nothing while the tag is 0.
     store(
         &fact.destination,
@@ -157,7 +185,7 @@ pub(super) fn accept(
     store(&fact.deadline, send.deadline);
     store(
         &fact.stream,
-        u64::from(record.0) | (send.stream.priority as u64) << 32 | inline,
+        u64::from(record.0) | (send.stream.priority as u64) << 32 | inline | ack,
     );
     // The accept point: from here on the send exists, under this number, whoever dies.
     store(&fact.tag, pair(send.id.generation, number));
@@ -209,6 +237,7 @@ pub(super) fn complete(
         slot,
         generation,
         len: 0,
+        total: 0,
         node: 0,
         port: 0,
         record: 0,
@@ -232,6 +261,12 @@ pub(super) fn take_receive(ledger: Ledger<'_>, port: u16, slot: u32, generation:
     }
 }
 
+/// Asks the application about a message. Nothing durable depends on it; it is settled so that restore has few events to replay.
+pub(super) fn ask(ledger: Ledger<'_>, port: &mut Port, event: &Event) {
+    port.publish_event(event);
+    settle(ledger, port);
+}
+
 /// **Commit** a message that is placed and verified.
 pub(super) fn commit(ledger: Ledger<'_>, port: &mut Port, delivery: &Delivery) {
     let event = Event {
@@ -240,6 +275,7 @@ pub(super) fn commit(ledger: Ledger<'_>, port: &mut Port, delivery: &Delivery) {
         slot: delivery.buffer.slot,
         generation: delivery.buffer.generation,
         len: delivery.len,
+        total: delivery.total,
         node: delivery.stream.node.0,
         port: delivery.stream.remote.0,
         record: delivery.record.0,

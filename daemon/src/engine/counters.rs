@@ -78,6 +78,12 @@ counters! {
     doorbells,
     /// Alarms fired.
     alarms,
+    /// Messages applications were asked about before they were taken.
+    offers,
+    /// Answers to such questions.
+    answers,
+    /// Answers to no open question: it was answered before, is over, or never was.
+    answers_ignored,
     /// Ports closed because an application broke the rules.
     ports_failed,
 }

@@ -6,17 +6,18 @@ use std::sync::atomic::Ordering;
 
 use portolan_abi::event::Outcome;
 use portolan_abi::ledger::pair;
-use portolan_abi::token::SendToken;
+use portolan_abi::token::{AnswerToken, SendToken};
 use portolan_transport::host::{
-    Delivery, Host, MemoryFault, NoBuffer, SendRequest, SendStatus, TableFull,
+    Delivery, Host, MemoryFault, NoBuffer, Offer, SendRequest, SendStatus, TableFull, Verdict,
 };
 use portolan_transport::ident::{
     BufferId, Nanos, NodeId, Peer, PortId, Priority, RecordId, SendId, StreamKey,
 };
 
 use super::commit;
-use super::ledger_facts::Facts;
+use super::ledger_facts::{Facts, stream_of};
 use super::ports::{Port, PortParts, PortTable, Taken};
+use super::questions::Questions;
 
 /// The engine's ports and ledger.
 pub struct EngineHost {
@@ -26,6 +27,8 @@ pub struct EngineHost {
     pub facts: Facts,
     /// The token being submitted: read once, so that what is accepted is what was checked.
     submitting: Option<SendToken>,
+    /// Messages the applications were asked about.
+    pub offers: u64,
     /// A deadline for sends that name none, nanoseconds.
     default_timeout: u64,
 }
@@ -40,6 +43,8 @@ pub(super) enum Order {
     Drop(SendId, StreamKey),
     /// Give up the second send, which is of this stream; `None` if it has ended.
     Cancel(SendId, Option<(SendId, StreamKey)>),
+    /// What the application wants of an offered message.
+    Answer(SendId, AnswerToken),
     /// The token made no sense and is to end so.
     Refuse(SendId),
 }
@@ -51,6 +56,7 @@ impl EngineHost {
             ports: PortTable::default(),
             facts,
             submitting: None,
+            offers: 0,
             default_timeout: default_timeout_ms.saturating_mul(1_000_000),
         }
     }
@@ -120,7 +126,7 @@ impl EngineHost {
                     0 => self.default_timeout,
                     us => u64::from(us) * 1_000,
                 }),
-                ack: portolan_transport::policy::AckMode::Policy,
+                ack: commit::ack_mode(&token),
             }),
             portolan_abi::token::Opcode::ResumeSending => Order::Resume(id, stream),
             portolan_abi::token::Opcode::DropSends => Order::Drop(id, stream),
@@ -129,6 +135,10 @@ impl EngineHost {
                     (token.arena_offset as u32, (token.arena_offset >> 32) as u32);
                 Order::Cancel(id, self.send_under_way(port, slot, generation))
             }
+            portolan_abi::token::Opcode::Answer => match AnswerToken::of(&token) {
+                Some(answer) => Order::Answer(id, answer),
+                None => Order::Refuse(id),
+            },
         })
     }
 
@@ -175,6 +185,14 @@ impl EngineHost {
             commit::complete(ledger, port, id.slot, id.generation, end);
             port.forget_sending(id.slot);
         }
+    }
+
+    /// The questions of the port whose stream has this record.
+    fn questions_of(&mut self, record: RecordId) -> Option<&mut Questions> {
+        let fact = self.facts.ledger().receive_streams();
+        let key = fact.get(record.0 as usize)?.key.load(Ordering::Relaxed);
+        let port = self.ports.get_mut(stream_of(key)?.local.0)?;
+        Some(&mut port.questions)
     }
 
     /// Whether a receive token is claimed, for tests.
@@ -237,6 +255,32 @@ impl Host for EngineHost {
         }
     }
 
+    fn wants_offers(&self, port: PortId) -> bool {
+        self.ports.get(port.0).is_some_and(Port::wants_offers)
+    }
+
+    fn offer(&mut self, offer: &Offer<'_>) -> Verdict {
+        let ledger = self.facts.ledger();
+        // A port that is gone has no wishes; the claim that follows says that it is gone.
+        let asks = |port: &&mut Port| port.fault().is_none() && port.asks_first(offer.total);
+        let Some(port) = self.ports.get_mut(offer.stream.local.0).filter(asks) else {
+            return Verdict::Accept;
+        };
+        let fact = ledger.receive_streams().get(offer.record.0 as usize);
+        let incarnation = fact.map_or(0, |fact| fact.incarnation.load(Ordering::Relaxed) as u32);
+        if let Some(verdict) = port.questions.verdict(offer, incarnation) {
+            return verdict;
+        }
+        let read = port.events_read();
+        if port.questions.has_room(read) {
+            let index = port.events_published();
+            let event = port.questions.open(offer, incarnation, index);
+            commit::ask(ledger, port, &event);
+            self.offers += 1;
+        }
+        Verdict::Undecided
+    }
+
     fn claim(&mut self, port: PortId, priority: Priority, len: u32) -> Result<BufferId, NoBuffer> {
         let served = self.ports.get_mut(port.0).ok_or(NoBuffer::PortClosed)?;
         if served.fault().is_some() {
@@ -282,11 +326,15 @@ impl Host for EngineHost {
             return Err(MemoryFault);
         }
         commit::commit(ledger, port, delivery);
+        port.questions.committed(delivery.record, delivery.number);
         Ok(())
     }
 
     fn commit_base(&mut self, record: RecordId, _epoch: u32, base: u32, bits: u32) {
         commit::commit_base(self.facts.ledger(), record, base, bits);
+        if let Some(questions) = self.questions_of(record) {
+            questions.passed(record, base);
+        }
     }
 
     fn draw_epoch(&mut self) -> u32 {
@@ -320,6 +368,9 @@ impl Host for EngineHost {
     }
 
     fn free_receive_record(&mut self, record: RecordId) {
+        if let Some(questions) = self.questions_of(record) {
+            questions.ended(record);
+        }
         self.facts.free_receive(record);
     }
 

@@ -13,6 +13,7 @@
 //! | `encap.rs`, `routes.rs` | outer headers, and where each node is |
 //! | `crossing.rs` | frames between the engines of a node |
 //! | `ports.rs`, `buffers.rs`, `bell.rs` | ports, receive tokens, doorbells |
+//! | `questions.rs` | messages the application is asked about first |
 //! | `host.rs` | what the transport asks for |
 //! | `commit.rs`, `ledger_facts.rs`, `restore.rs` | durable facts: their order, their tables, taking over |
 //! | `control.rs` | the link to the supervisor |
@@ -32,6 +33,7 @@ mod host;
 mod ledger_facts;
 mod path;
 mod ports;
+mod questions;
 mod restore;
 mod routes;
 mod sandbox;
@@ -171,7 +173,8 @@ impl Engine {
         }
     }
 
-    fn publish_counters(&self) {
+    fn publish_counters(&mut self) {
+        self.path.counters.offers = self.path.host.offers;
         self.counter_page.publish(
             self.ledger,
             &self.path.counters,

@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 
 use portolan_abi::PORTS;
 use portolan_abi::doorbell;
-use portolan_abi::event::{EVENT_WORDS, Event};
+use portolan_abi::event::{EVENT_WORDS, Event, EventKind};
 use portolan_abi::ledger::Ledger;
 use portolan_abi::memory::{ClientHalf, EngineHalf};
 use portolan_abi::port::{CloseReason, PortGeometry, state};
@@ -25,6 +25,7 @@ use portolan_abi::token::{BadToken, SendToken, TokenRef, Untrusted};
 
 use super::buffers::Buffers;
 use super::commit;
+use super::questions::Questions;
 
 /// Tokens taken from a ring of a port before the next port has its turn.
 pub const TOKENS_PER_TURN: u32 = 32;
@@ -87,6 +88,7 @@ pub struct Port {
     event_cursor: ProducerCursor,
     pub(super) sends: Vec<Sending>,
     pub(super) buffers: Buffers,
+    pub(super) questions: Questions,
     /// Events were published since the doorbell was last considered.
     dirty: bool,
     /// The port is to be closed for this reason as soon as nobody works on it.
@@ -116,6 +118,7 @@ impl Port {
             event_cursor: ProducerCursor::new(engine.event_ring(&client).published()),
             sends: vec![IDLE; parts.geometry.send_tokens as usize],
             buffers: Buffers::new(parts.geometry.receive_tokens),
+            questions: Questions::default(),
             client,
             engine,
             event_bell: parts.event_bell,
@@ -208,7 +211,11 @@ impl Port {
                 None
             }
             Err(
-                BadToken::Opcode | BadToken::Priority | BadToken::Range | BadToken::Destination,
+                BadToken::Opcode
+                | BadToken::Flags
+                | BadToken::Priority
+                | BadToken::Range
+                | BadToken::Destination,
             ) => Some(Taken::Refused(entry.slot, entry.generation)),
         }
     }
@@ -361,7 +368,8 @@ impl Port {
 
     /// Writes an event and publishes it: the commit point.
     pub(super) fn publish_event(&mut self, event: &Event) {
-        // There is room by construction: at most one event per token, and a token comes back only through its event's consumption.
+        // There is room by construction: at most one event per token, a token comes back only through its event's consumption, and
+        // offers stay within the reserve.
         // An application that breaks the rule overwrites its own events.
         let ring = self.engine.event_ring(&self.client);
         commit::crash_point();
@@ -374,6 +382,35 @@ impl Port {
     /// Index up to which events are published.
     pub(super) fn events_published(&self) -> u32 {
         self.event_cursor.next()
+    }
+
+    /// Does the application want to be asked about any message?
+    pub(super) fn wants_offers(&self) -> bool {
+        self.client.header().ask_first.load(Ordering::Relaxed) != 0
+    }
+
+    /// Does the application want to be asked about a message of this length before it is taken?
+    pub(super) fn asks_first(&self, total: u32) -> bool {
+        let least = self.client.header().ask_first.load(Ordering::Relaxed);
+        least != 0 && u64::from(total) >= least - 1
+    }
+
+    /// Index up to which the application says it has read its events.
+    pub(super) fn events_read(&self) -> u32 {
+        self.event_ring().consumed()
+    }
+
+    /// After a takeover: finds the offers the application has not read, which its predecessor had counted.
+    pub(super) fn recall_offers(&mut self) {
+        let produced = self.event_cursor.next();
+        let unread = produced.wrapping_sub(self.events_read());
+        let unread = unread.min(self.event_ring().capacity());
+        for index in (1..=unread).rev().map(|back| produced.wrapping_sub(back)) {
+            let event = Event::decode(&self.event_ring().peek(index));
+            if event.is_some_and(|event| matches!(event.kind, EventKind::Offered(_))) {
+                self.questions.recall_unread(index);
+            }
+        }
     }
 
     /// Does the application want to be woken for what was published since the last call?

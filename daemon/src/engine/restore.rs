@@ -46,6 +46,7 @@ pub(super) fn restore_port(host: &mut EngineHost, parts: PortParts) -> io::Resul
         take_over_receives(ledger, &mut port);
     }
     if port.fault().is_none() {
+        port.recall_offers();
         port.open();
         port.count_recovery();
     }
@@ -70,6 +71,8 @@ fn replay(ledger: Ledger<'_>, port: &mut Port) {
         match event.kind {
             EventKind::Sent(_) => replay_sent(ledger, port.number(), &event),
             EventKind::Received => replay_received(ledger, port.number(), &event),
+            // It said nothing that the ledger knows of.
+            EventKind::Offered(_) => {}
         }
         index = index.wrapping_add(1);
     }
@@ -227,7 +230,7 @@ fn restored_sends(ledger: Ledger<'_>, port: &Port, durable: &mut Durable) {
             len: send.len,
             tag: send.message_tag,
             deadline: send.deadline,
-            ack: portolan_transport::policy::AckMode::Policy,
+            ack: send.ack,
         };
         // By key, not by record: a stream that was reopened has a new record and the same numbers. Of two, the one of the later epoch.
         let stream = (durable.sending.iter_mut())

@@ -47,6 +47,7 @@ impl Engine {
                 self.path.counters.receive_tokens += 1;
                 self.path.endpoint.buffer_provided(now, PortId(number));
             }
+            self.ask_those_turned_away(now, number);
             let waiting = match self.path.host.ports.get_mut(number) {
                 Some(port) if port.fault().is_none() => port.sends_waiting(),
                 _ => 0,
@@ -66,6 +67,20 @@ impl Engine {
             self.close_failed(now, link);
         }
         any
+    }
+
+    /// There was no room to ask about every message that came; as soon as there is, those that wait are offered again.
+    fn ask_those_turned_away(&mut self, now: Nanos, number: u16) {
+        let Some(port) = self.path.host.ports.get_mut(number) else {
+            return;
+        };
+        if !port.questions.turned_some_away() {
+            return;
+        }
+        let read = port.events_read();
+        for _ in 0..port.questions.room_again(read) {
+            self.path.endpoint.buffer_provided(now, PortId(number));
+        }
     }
 
     fn carry_out(&mut self, now: Nanos, order: Order) {
@@ -89,6 +104,17 @@ impl Engine {
             Order::Cancel(id, target) => {
                 if let Some((target, stream)) = target {
                     path.endpoint.cancel(now, target, stream);
+                }
+                path.host.finish_locally(id, commit::DONE);
+            }
+            Order::Answer(id, answer) => {
+                let served = path.host.ports.get_mut(id.port.0);
+                match served.and_then(|port| port.questions.answer(&answer)) {
+                    Some(_) => {
+                        path.counters.answers += 1;
+                        path.endpoint.buffer_provided(now, id.port);
+                    }
+                    None => path.counters.answers_ignored += 1,
                 }
                 path.host.finish_locally(id, commit::DONE);
             }

@@ -148,6 +148,7 @@ impl Exchange<'_> {
             priority,
             tag: number as u64,
             timeout: Some(super::STEP),
+            ..SendOptions::default()
         };
         // Both ways of sending, so that short ones go inside the token and through the arena.
         if number.is_multiple_of(2) && len <= SMALL_BYTES {

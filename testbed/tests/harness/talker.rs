@@ -118,6 +118,7 @@ impl Talker {
             priority: priority(*high),
             tag: number,
             timeout: Some(self.manner.timeout),
+            ..SendOptions::default()
         };
         self.port.send_bytes(to, &bytes, options)?;
         outbox.next += 1;

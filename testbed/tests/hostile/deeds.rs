@@ -5,7 +5,10 @@ use std::time::Instant;
 
 use portolan_abi::PORT_ABI_VERSION;
 use portolan_abi::port::{CloseReason, PAGE};
-use portolan_abi::token::{FLAG_INLINE, Opcode, ReceiveToken, SendToken, TokenRef};
+use portolan_abi::token::{
+    AnswerToken, FLAG_ACK_IMMEDIATE, FLAG_ACK_LAZY, FLAG_INLINE, Opcode, ReceiveToken, SendToken,
+    TokenRef, Verdict,
+};
 
 use super::STEP;
 use super::raw_port::{RawPort, overwrite};
@@ -235,6 +238,57 @@ pub const DEEDS: &[Deed] = &[
             p.push_send(reference, &token, &[]);
         }
     }),
+    ("two acknowledgement modes", End::Refused, |p| {
+        bad_send(p, |t| t.flags = FLAG_ACK_IMMEDIATE | FLAG_ACK_LAZY)
+    }),
+    // ---- answers to offers ----
+    ("an answer that is no verdict", End::Refused, |p| {
+        bad_send(p, |t| {
+            t.opcode = Opcode::Answer;
+            t.flags = 4;
+        });
+    }),
+    ("an answer to a node that cannot exist", End::Refused, |p| {
+        bad_send(p, |t| {
+            t.opcode = Opcode::Answer;
+            t.flags = Verdict::Refuse as u8;
+            t.node = 0;
+        });
+    }),
+    ("answers to offers never made", End::GoesOn, |p| {
+        for (slot, verdict) in [
+            (3, Verdict::Accept),
+            (4, Verdict::Shorten),
+            (5, Verdict::Refuse),
+        ] {
+            for number in [0, 1, u32::MAX] {
+                let answer = AnswerToken {
+                    from: PARTNER,
+                    priority: 0,
+                    incarnation: number,
+                    epoch: 1,
+                    number,
+                    verdict,
+                    len: u32::MAX,
+                };
+                let reference = p.send_reference(slot);
+                p.push_send(reference, &answer.token(reference.generation), &[]);
+                // It ends like any command; its slot may then be used again.
+                let ended = p.wait_event(STEP).expect("the end of an answer");
+                assert_eq!((ended.slot, ended.generation), (slot, reference.generation));
+            }
+        }
+    }),
+    (
+        "a wish to be asked that no message fulfils",
+        End::GoesOn,
+        |p| {
+            p.client
+                .header()
+                .ask_first
+                .store(u64::MAX, Ordering::Release);
+        },
+    ),
     // ---- buffers that make no sense ----
     ("buffer outside the arena", TOKEN, |p| {
         bad_receive(p, |t| t.arena_offset = ARENA)

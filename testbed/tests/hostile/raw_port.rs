@@ -304,7 +304,7 @@ impl RawPort {
                         self.provide(event.slot, at, 4096);
                     }
                 }
-                EventKind::Sent(_) => {}
+                EventKind::Sent(_) | EventKind::Offered(_) => {}
             }
         }
         Ok(())

@@ -11,9 +11,12 @@ use portolan_abi::event::{Event, EventKind, Outcome};
 use portolan_abi::memory::{ClientHalf, EngineHalf};
 use portolan_abi::port::CloseReason;
 use portolan_abi::ring::{ConsumerCursor, ProducerCursor};
-use portolan_abi::token::{FLAG_INLINE, Opcode, ReceiveToken, SendToken, TokenRef};
+use portolan_abi::token::{
+    FLAG_ACK_IMMEDIATE, FLAG_ACK_LAZY, FLAG_INLINE, Opcode, ReceiveToken, SendToken, TokenRef,
+};
 use portolan_transport::host::{Delivery, Durable, Host, NoBuffer, SendRequest, SendStatus};
 use portolan_transport::ident::{PortId, Priority, RecordId};
+use portolan_transport::policy::AckMode;
 
 use super::super::commit;
 use super::super::commit::tests::dies_at;
@@ -131,6 +134,7 @@ impl Application {
                     self.received.push(event.tag);
                     &mut self.receive_generations
                 }
+                EventKind::Offered(_) => panic!("nobody wants to be asked"),
             };
             let token = &mut table[event.slot as usize];
             assert_eq!(
@@ -371,6 +375,52 @@ fn accepted_numbers_stay_used_across_two_deaths() {
             let next = again.sending[0].next;
             assert!((next.wrapping_sub(send.number) as i32) > 0, "point {point}");
         }
+    }
+}
+
+// Sends of every acknowledgement mode, and an engine that dies with them. Expect: its successor sends them in the same mode.
+#[test]
+fn how_a_send_is_acknowledged_survives_its_engine() {
+    let modes = [
+        (0, AckMode::Policy),
+        (FLAG_ACK_IMMEDIATE, AckMode::Immediate),
+        (FLAG_ACK_LAZY, AckMode::Lazy),
+    ];
+    for (flags, mode) in modes {
+        let memory = Memory::new();
+        let application = Application::new(&memory);
+        let token = SendToken {
+            generation: 1,
+            opcode: Opcode::Send,
+            priority: 1,
+            flags: flags | FLAG_INLINE,
+            node: 2,
+            port: 9,
+            len: 8,
+            arena_offset: 0,
+            tag: 1,
+            timeout_us: 0,
+        };
+        token.store(&application.client.send_slots()[0], &[1; 8]);
+        let entry = TokenRef {
+            slot: 0,
+            generation: 1,
+        };
+        let ring = application.client.send_ring(&application.engine);
+        let mut cursor = ProducerCursor::new(0);
+        cursor.stage(ring, &[entry.encode()]);
+        cursor.publish(ring);
+        let (mut host, durable) = memory.take_over();
+        assert_eq!(host.port(PORT).sends_waiting(), 1);
+        let Some(Order::Send(send)) = host.take_order(PORT, 0) else {
+            panic!("refused")
+        };
+        assert_eq!(send.ack, mode);
+        Transport::restore(&durable).submit(&mut host, &send);
+        let (_, durable) = memory.take_over();
+        assert_eq!(durable.sends.len(), 1);
+        assert_eq!(durable.sends[0].request.ack, mode);
+        assert_eq!(durable.sends[0].request.stream.priority, Priority::High);
     }
 }
 

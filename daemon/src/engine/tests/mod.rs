@@ -2,6 +2,7 @@
 
 mod crash;
 mod hostile;
+mod questions;
 
 use std::os::fd::{AsFd, OwnedFd};
 
