@@ -48,6 +48,11 @@ impl Binaries {
         self.existing("portolan")
     }
 
+    /// The wire of impaired labs.
+    pub fn wire(&self) -> Result<PathBuf> {
+        self.existing("portolan-wire")
+    }
+
     /// Where they are looked for.
     pub fn directory(&self) -> &Path {
         &self.directory

@@ -6,7 +6,7 @@ use toml::{Table, Value};
 use crate::lab::{Encap, Plan};
 
 /// The first UDP port; queue q listens on this plus q.
-const UDP_PORT: i64 = 28_000;
+pub(crate) const UDP_PORT: u16 = 28_000;
 const UMEM_FRAMES: i64 = 8192;
 
 /// The configuration of node `id`, with `overrides` (TOML) merged over it.
@@ -62,7 +62,7 @@ fn base(plan: &Plan, id: u16) -> Table {
         .collect();
     let acl = vec![Value::Table(table! { "uid" = "any", "ports" = "1-255" })];
     table! {
-        "cluster" = table! { "name" = plan.name.clone(), "encap" = encap, "udp_port" = UDP_PORT },
+        "cluster" = table! { "name" = plan.name.clone(), "encap" = encap, "udp_port" = i64::from(UDP_PORT) },
         "node" = table! {
             "id" = i64::from(id),
             "name" = node_name(id),
@@ -108,6 +108,7 @@ mod tests {
                 queues: 2,
                 mtu: 1500,
                 encap,
+                impairment: None,
             },
             directory: "/run/portolan/lab".into(),
             namespace_prefix: "ptl".into(),

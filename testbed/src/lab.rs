@@ -9,9 +9,11 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::binaries::Binaries;
+use crate::impairment::Impairment;
 use crate::namespace::Namespace;
 use crate::node::Node;
 use crate::run_dir::{self, RunDir};
+use crate::wire::{self, Wire};
 use crate::wiring;
 
 /// The bridge makes larger labs pointless; the addresses would allow 65 534.
@@ -57,6 +59,9 @@ pub struct Spec {
     pub mtu: u32,
     /// How frames travel.
     pub encap: Encap,
+    /// What happens to Portolan frames on the way at first. None: all is well, and nothing can be done to them later.
+    #[serde(default)]
+    pub impairment: Option<Impairment>,
 }
 
 /// Everything that follows from a spec and a name.
@@ -78,9 +83,20 @@ impl Plan {
         format!("ptl{id}v")
     }
 
-    pub fn mac(&self, id: u16) -> String {
+    pub fn mac_bytes(&self, id: u16) -> [u8; 6] {
         let [high, low] = id.to_be_bytes();
-        format!("02:00:00:00:{high:02x}:{low:02x}")
+        [2, 0, 0, 0, high, low]
+    }
+
+    pub fn mac(&self, id: u16) -> String {
+        self.mac_bytes(id)
+            .map(|byte| format!("{byte:02x}"))
+            .join(":")
+    }
+
+    /// The name of a node's interface on the bridge.
+    pub fn bridge_port(&self, id: u16) -> String {
+        format!("port{id}")
     }
 
     pub fn bridge_port_mac(&self, id: u16) -> String {
@@ -128,6 +144,7 @@ impl Default for Builder {
                 queues: 1,
                 mtu: 1500,
                 encap: Encap::Udp4,
+                impairment: None,
             },
             prefix: "pt".to_owned(),
             binaries: None,
@@ -157,6 +174,13 @@ impl Builder {
     /// How Portolan frames travel.
     pub fn encap(mut self, encap: Encap) -> Self {
         self.spec.encap = encap;
+        self
+    }
+
+    /// Has every Portolan frame pass a wire that does this to it, and later whatever [`Lab::wire`] is told. Everything
+    /// else crosses unimpaired. Frames go through a bridge, also between two nodes.
+    pub fn impaired(mut self, impairment: Impairment) -> Self {
+        self.spec.impairment = Some(impairment);
         self
     }
 
@@ -205,6 +229,13 @@ impl Builder {
             let (low, high) = (MTU.start(), MTU.end());
             bail!("a lab's MTU is {low} to {high} bytes, not {}", spec.mtu);
         }
+        if let Some(impairment) = &spec.impairment {
+            impairment.check()?;
+            if spec.mtu > wire::MAX_MTU {
+                let (longest, mtu) = (wire::MAX_MTU, spec.mtu);
+                bail!("an impaired lab's MTU is at most {longest} bytes, not {mtu}");
+            }
+        }
         let binaries = self.binaries.map_or_else(Binaries::find, Ok)?;
 
         let held = run_dir::lock()?;
@@ -234,7 +265,7 @@ impl Builder {
             Namespace::create(namespace.name())?;
         }
         drop(held);
-        lab.wire()?;
+        lab.connect()?;
         Ok(lab)
     }
 }
@@ -245,6 +276,7 @@ pub struct Lab {
     plan: Arc<Plan>,
     nodes: Vec<Node>,
     bridge: Option<Namespace>,
+    wire: Option<Wire>,
     run: RunDir,
     /// Whether dropping it removes it.
     owned: bool,
@@ -260,12 +292,13 @@ impl Lab {
         let nodes = (1..=plan.spec.nodes)
             .map(|id| Node::new(Arc::clone(&plan), id))
             .collect();
-        let bridge = (plan.spec.nodes != 2)
+        let bridge = (plan.spec.nodes != 2 || plan.spec.impairment.is_some())
             .then(|| Namespace::existing(&format!("{}br", plan.namespace_prefix)));
         Self {
             plan,
             nodes,
             bridge,
+            wire: None,
             run,
             owned: false,
         }
@@ -276,12 +309,26 @@ impl Lab {
         nodes.chain(self.bridge.clone()).collect()
     }
 
-    fn wire(&self) -> Result<()> {
+    fn connect(&mut self) -> Result<()> {
         for namespace in self.namespaces() {
             wiring::prepare(&namespace, self.plan.spec.encap)?;
         }
         let nodes: Vec<_> = self.nodes.iter().map(|n| n.namespace().clone()).collect();
-        wiring::connect(&self.plan, &nodes, self.bridge.as_ref())
+        wiring::connect(&self.plan, &nodes, self.bridge.as_ref())?;
+        if let (Some(impairment), Some(bridge)) = (&self.plan.spec.impairment, &self.bridge) {
+            self.wire = Some(Wire::start(&self.plan, bridge, impairment)?);
+        }
+        Ok(())
+    }
+
+    /// What all Portolan frames pass, in a lab that was built [`Builder::impaired`].
+    ///
+    /// # Panics
+    /// When it was not: the mistake of a test's author.
+    #[track_caller]
+    #[allow(clippy::expect_used)]
+    pub fn wire(&self) -> &Wire {
+        self.wire.as_ref().expect("a lab that was built impaired")
     }
 
     /// Its unique name; also the name of the cluster in the daemons' configuration.
@@ -334,6 +381,9 @@ impl Lab {
         let text = serde_json::to_string_pretty(&self.plan.spec)?;
         fs::write(&path, text).with_context(|| path.display().to_string())?;
         self.owned = false;
+        if let Some(wire) = &mut self.wire {
+            wire.detach();
+        }
         Ok(())
     }
 
@@ -353,7 +403,10 @@ impl Lab {
             binaries,
             spec,
         };
-        Ok(Some(Self::assemble(Arc::new(plan), run)))
+        let wire = plan.spec.impairment.as_ref().map(|_| Wire::existing(&plan));
+        let mut lab = Self::assemble(Arc::new(plan), run);
+        lab.wire = wire;
+        Ok(Some(lab))
     }
 
     /// Removes the lab that stays up, also what is left of one that was made only in part. Returns whether there

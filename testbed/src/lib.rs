@@ -18,6 +18,9 @@
 //! # }
 //! ```
 //!
+//! A lab built [`Builder::impaired`] loses, doubles, damages, overtakes, delays and throttles Portolan's frames as its
+//! [`Wire`] is told, while it runs.
+//!
 //! **Cleaning up.** Dropping a [`Daemon`] kills its processes, dropping a [`Lab`] kills what is left in its
 //! namespaces and removes them, in a panic too. A lab whose process died without unwinding is removed by the next
 //! lab anyone builds: each lab's directory holds a lock file, and the kernel drops that lock with the process
@@ -30,16 +33,20 @@ pub mod cancel;
 mod config;
 mod control;
 mod daemon;
+mod impairment;
 mod lab;
 mod namespace;
 mod node;
 pub mod process;
 mod run_dir;
+pub mod wire;
 mod wiring;
 
 pub use binaries::Binaries;
 pub use config::merge_toml;
 pub use daemon::{Daemon, DaemonOptions, Ready};
+pub use impairment::{Impairment, LineCounters, WireCounters};
 pub use lab::{Builder, Encap, Lab, Spec};
 pub use node::Node;
 pub use run_dir::sweep;
+pub use wire::Wire;

@@ -64,7 +64,7 @@ pub(crate) fn connect(plan: &Plan, nodes: &[Namespace], bridge: Option<&Namespac
 fn connect_bridge(plan: &Plan, nodes: &[Namespace], bridge: &Namespace) -> Result<()> {
     bridge.ip("link add bridge type bridge stp_state 0 forward_delay 0 mcast_snooping 0")?;
     for (id, namespace) in (1..).zip(nodes) {
-        let port = format!("port{id}");
+        let port = plan.bridge_port(id);
         veth(
             plan,
             (namespace, &plan.interface(id), &plan.mac(id)),

@@ -79,6 +79,7 @@ impl Network {
             queues: self.queues,
             mtu: self.mtu,
             encap,
+            impairment: None,
         })
     }
 }
@@ -138,6 +139,7 @@ fn describe(spec: &Spec) -> String {
         queues,
         mtu,
         encap,
+        impairment: _,
     } = spec;
     format!("{nodes} nodes, queues {queues}, MTU {mtu}, {encap}")
 }

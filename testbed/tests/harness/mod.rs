@@ -5,6 +5,7 @@
 pub mod books;
 pub mod exchange;
 pub mod letter;
+pub mod packet_socket;
 pub mod pattern;
 pub mod proc;
 pub mod talker;
@@ -35,10 +36,15 @@ impl Cluster {
     /// With TOML merged over every node's configuration.
     pub fn start_with(builder: Builder, overrides: &str) -> Self {
         let lab = builder.build().unwrap();
+        Self::start_in(lab, |_| overrides.to_owned())
+    }
+
+    /// In a lab that is there, with TOML for each node by its id.
+    pub fn start_in(lab: Lab, overrides: impl Fn(u16) -> String) -> Self {
         let daemons = lab
             .nodes()
             .iter()
-            .map(|node| node.start_daemon(overrides).unwrap())
+            .map(|node| node.start_daemon(&overrides(node.id())).unwrap())
             .collect();
         Self { daemons, lab }
     }

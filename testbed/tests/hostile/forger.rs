@@ -2,8 +2,7 @@
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
-use std::num::NonZeroU32;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -12,12 +11,12 @@ use portolan_abi::port::PortGeometry;
 use portolan_testbed::{Encap, Lab, Node};
 use portolan_transport::wire::chunk::{Hello, PolicyWire, Received};
 use portolan_transport::wire::{self, Chunk, FrameHeader, FrameWriter};
-use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{RecvFlags, SendFlags};
 
 use super::STEP;
+use super::packet_socket::{self, ETHERTYPE};
 use super::raw_port::RawPort;
 
-const ETHERTYPE: u16 = 0x88b5;
 const UDP_PORT: u16 = 28_000;
 const IPV4_UDP: usize = 20 + 8;
 
@@ -202,8 +201,8 @@ impl Way {
                 from,
             ),
             Encap::Ethernet => Self::Ethernet {
-                socket: packet_socket(from, ETHERTYPE),
-                header: ethernet_header(from, to, ETHERTYPE),
+                socket: packet_socket::open(from, ETHERTYPE),
+                header: packet_socket::header(from, to, ETHERTYPE),
             },
         }
     }
@@ -238,23 +237,6 @@ impl Way {
     }
 }
 
-fn mac(node: &Node) -> [u8; 6] {
-    let text = node.mac();
-    let bytes: Vec<u8> = text
-        .split(':')
-        .map(|byte| u8::from_str_radix(byte, 16).unwrap())
-        .collect();
-    bytes.try_into().unwrap()
-}
-
-fn ethernet_header(from: &Node, to: &Node, ethertype: u16) -> [u8; 14] {
-    let mut header = [0; 14];
-    header[..6].copy_from_slice(&mac(to));
-    header[6..12].copy_from_slice(&mac(from));
-    header[12..].copy_from_slice(&ethertype.to_be_bytes());
-    header
-}
-
 /// Sends whole Ethernet frames of any length from a node to node 1.
 pub struct RawEthernet {
     socket: OwnedFd,
@@ -264,7 +246,7 @@ pub struct RawEthernet {
 impl RawEthernet {
     /// Ethernet, IPv4 and UDP headers for transport frames of exactly `len` bytes from `from` to `to`.
     pub fn udp4(from: &Node, to: &Node, len: usize) -> Self {
-        let mut headers = ethernet_header(from, to, 0x0800).to_vec();
+        let mut headers = packet_socket::header(from, to, 0x0800).to_vec();
         let total = u16::try_from(IPV4_UDP + len).unwrap().to_be_bytes();
         let mut ip = [
             0x45, 0, total[0], total[1], 0, 0, 0x40, 0, 64, 17, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
@@ -283,7 +265,7 @@ impl RawEthernet {
             headers.extend_from_slice(&word.to_be_bytes());
         }
         Self {
-            socket: packet_socket(from, 0x0800),
+            socket: packet_socket::open(from, 0x0800),
             headers,
         }
     }
@@ -298,42 +280,4 @@ impl RawEthernet {
     pub fn header_len(&self) -> usize {
         self.headers.len()
     }
-}
-
-/// A packet socket on the node's interface for one EtherType.
-fn packet_socket(node: &Node, ethertype: u16) -> OwnedFd {
-    let name = std::ffi::CString::new(node.interface()).unwrap();
-    node.in_namespace(|| {
-        let protocol = NonZeroU32::new(u32::from(ethertype.to_be())).map(Protocol::from_raw);
-        let socket = rustix::net::socket_with(
-            AddressFamily::PACKET,
-            SocketType::RAW,
-            SocketFlags::CLOEXEC,
-            protocol,
-        )
-        .unwrap();
-        // SAFETY: `name` is a string that ends in a null byte and lives through the call.
-        let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
-        assert_ne!(index, 0);
-        let address = libc::sockaddr_ll {
-            sll_family: libc::AF_PACKET as u16,
-            sll_protocol: ethertype.to_be(),
-            sll_ifindex: index.cast_signed(),
-            sll_hatype: 0,
-            sll_pkttype: 0,
-            sll_halen: 0,
-            sll_addr: [0; 8],
-        };
-        // SAFETY: a socket of our own, and an address of the family it wants with its length.
-        let bound = unsafe {
-            libc::bind(
-                socket.as_fd().as_raw_fd(),
-                (&raw const address).cast(),
-                size_of_val(&address) as libc::socklen_t,
-            )
-        };
-        assert_eq!(bound, 0, "{}", std::io::Error::last_os_error());
-        socket
-    })
-    .unwrap()
 }

@@ -12,6 +12,8 @@ pub mod control;
 pub mod deeds;
 pub mod forger;
 pub mod neighbour;
+#[path = "../harness/packet_socket.rs"]
+pub mod packet_socket;
 pub mod random;
 pub mod raw_port;
 pub mod scene;
