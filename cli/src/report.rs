@@ -92,10 +92,13 @@ fn status(document: &Value) -> String {
         ("restarts", "restarts"),
     ];
     text += &columns(engines, &keys).render();
-    if let Some(limits) = document["limits"].as_object().filter(|l| !l.is_empty()) {
+    for (section, heading) in [("transport", "transport"), ("limits", "limit")] {
+        let Some(values) = document[section].as_object().filter(|v| !v.is_empty()) else {
+            continue;
+        };
         text += "\n";
-        let mut table = Table::new(&["limit", "value"]);
-        for (key, value) in limits {
+        let mut table = Table::new(&[heading, "value"]);
+        for (key, value) in values {
             table.row(vec![plain(&key.as_str().into()), plain(value)]);
         }
         text += &table.render();
@@ -123,6 +126,7 @@ fn peers(document: &Value) -> String {
         ("name", "name"),
         ("queue", "queue"),
         ("state", "state"),
+        ("misfit", "misfit"),
         ("rtt", "rtt_ns"),
         ("outstanding", "outstanding"),
         ("epoch", "engine_epoch"),

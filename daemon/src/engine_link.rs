@@ -9,6 +9,7 @@ use portolan_abi::ledger::LedgerGeometry;
 use portolan_abi::port::{CloseReason, PortGeometry};
 use serde::{Deserialize, Serialize};
 
+use crate::transport_policy::TransportPolicy;
 use crate::xsk::{CHUNK_SIZE, MAX_FRAME_LEN, UmemLayout, XskConfig, XskError};
 
 /// The engine's end of the link after exec.
@@ -78,6 +79,9 @@ pub struct EngineConfig {
     pub ring_entries: u32,
     /// Default timeout of a send, milliseconds.
     pub default_timeout_ms: u64,
+    /// Policy of the transport, checked by the supervisor.
+    #[serde(default)]
+    pub transport: TransportPolicy,
 }
 
 /// How a UMEM of at most `frames` frames is divided and how large the rings are: `rx_frames` to receive, the rest in slots that hold
@@ -184,6 +188,9 @@ pub struct PeerReport {
     pub engine_epoch: u32,
     /// Longest frame the path carries, transport bytes.
     pub max_frame: u16,
+    /// Why it is `incompatible`: `cluster`, `version`, or the field of the policy that does not fit.
+    #[serde(default)]
+    pub misfit: Option<String>,
 }
 
 /// From the engine.

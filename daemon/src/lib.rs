@@ -5,4 +5,5 @@ pub mod engine;
 pub mod engine_link;
 pub mod service;
 pub mod supervisor;
+pub mod transport_policy;
 pub mod xsk;

@@ -185,6 +185,7 @@ fn documents_have_their_keys() {
         incarnation: 9,
         engine_epoch: 3,
         max_frame: 1400,
+        misfit: None,
     };
     // An answer to another question is none.
     engine.say(&FromEngine::Peers {

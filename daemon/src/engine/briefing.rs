@@ -9,7 +9,6 @@ use portolan_abi::port::PortGeometry;
 use portolan_transport::Endpoint;
 use portolan_transport::endpoint::Config;
 use portolan_transport::ident::{NodeId, PortId};
-use portolan_transport::policy::Policy;
 
 use crate::engine_link::{EngineConfig, FromEngine, Route, ToEngine};
 use crate::xsk::Xsk;
@@ -204,7 +203,7 @@ impl Briefing {
             max_frame: self.encap.max_frame(),
             max_peers: self.config.ledger.peers as usize,
             first_number: FIRST_NUMBER,
-            policy: Policy::default(),
+            policy: self.config.transport.policy()?,
         };
         let endpoint = Endpoint::restore(config, now, &durable);
         let mut engine = Engine {

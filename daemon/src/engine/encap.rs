@@ -396,6 +396,7 @@ pub(super) mod tests {
             rx_frames: 1,
             ring_entries: 1,
             default_timeout_ms: 1,
+            transport: crate::transport_policy::TransportPolicy::default(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! What ports and supervisor ask of a running engine.
 
 use portolan_abi::port::CloseReason;
-use portolan_transport::endpoint::PeerState;
+use portolan_transport::endpoint::{Misfit, PeerState};
 use portolan_transport::host::SendStatus;
 use portolan_transport::ident::{Nanos, NodeId, PortId};
 
@@ -259,6 +259,14 @@ impl Engine {
             incarnation: peer.incarnation,
             engine_epoch: peer.engine_epoch,
             max_frame: peer.max_frame,
+            misfit: peer.misfit.map(|misfit| {
+                match misfit {
+                    Misfit::Cluster => "cluster",
+                    Misfit::Version => "version",
+                    Misfit::Policy(field) => field,
+                }
+                .to_owned()
+            }),
         });
         let unresolved = routes.unresolved().map(|(node, name)| PeerReport {
             node,
@@ -270,6 +278,7 @@ impl Engine {
             incarnation: 0,
             engine_epoch: 0,
             max_frame: 0,
+            misfit: None,
         });
         known.chain(unresolved).take(REPORTED_PEERS).collect()
     }

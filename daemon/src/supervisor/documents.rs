@@ -2,9 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
+use portolan_transport::policy::{Ack, AckRule, Congestion, OnTimeout, Order, Profile, Recovery};
 use serde_json::{Value, json};
 
 use super::Supervisor;
+use super::config::Config;
 use super::ports::Phase;
 use crate::engine_link::{Encap, Wait};
 
@@ -46,6 +48,7 @@ impl Supervisor {
                 "service_pid": self.service.pid(),
             },
             "engines": engines,
+            "transport": transport_document(config),
             "limits": {
                 "peers": limits.peers,
                 "streams": limits.streams,
@@ -103,6 +106,57 @@ impl Supervisor {
             .collect();
         json!({ "engines": engines, "steering": steering })
     }
+}
+
+/// The policy: its profile, and the choices that matter when two nodes do not understand each other or one is slow.
+fn transport_document(config: &Config) -> Value {
+    let policy = &config.policy;
+    let profile = config.transport.profile().unwrap_or(Profile::Default);
+    let (ack, ack_delay_us) = match policy.ack {
+        Ack::Immediate => ("immediate", 0),
+        Ack::Delayed { delay_us } => ("delayed", delay_us),
+        Ack::Piggybacked { at_most_us } => ("piggybacked", at_most_us),
+    };
+    json!({
+        "profile": profile.name(),
+        "changed": config.transport.is_changed(),
+        "recovery": match policy.recovery {
+            Recovery::GoBackN { stall: true } => "go-back-n, stall",
+            Recovery::GoBackN { stall: false } => "go-back-n",
+            Recovery::WholeMessage => "whole message",
+            Recovery::Selective => "selective",
+        },
+        "on_timeout": match policy.on_timeout {
+            OnTimeout::Probe => "probe",
+            OnTimeout::Resend => "resend",
+        },
+        "ack": ack,
+        "ack_delay_us": ack_delay_us,
+        "ack_rule": match policy.ack_rule {
+            AckRule::Cumulative => "cumulative",
+            AckRule::Exact => "exact",
+        },
+        "order": match policy.order {
+            Order::Number => "number",
+            Order::Arrival => "arrival",
+        },
+        "window_messages": policy.window_messages,
+        "coalesce": policy.coalesce,
+        "eager_buffers": policy.eager_buffers,
+        "eager_budget_buffers": policy.eager_budget_buffers,
+        "grant_bytes": policy.grant_bytes,
+        "grant_budget_bytes": policy.grant_budget_bytes,
+        "crowd": policy.crowd,
+        "rto_min_us": policy.rto_min_us,
+        "rto_max_us": policy.rto_max_us,
+        "congestion_target_us": match policy.congestion {
+            Congestion::None => 0,
+            Congestion::Delay { target_us } => target_us,
+        },
+        "unreachable_after_ms": policy.unreachable_after_ms,
+        "stream_idle_ms": policy.stream_idle_ms,
+        "peer_idle_ms": policy.peer_idle_ms,
+    })
 }
 
 fn wait_name(wait: Wait) -> &'static str {

@@ -241,6 +241,7 @@ impl Supervisor {
             rx_frames: config.rx_frames(),
             ring_entries: config.rx_frames().next_power_of_two(),
             default_timeout_ms: config.default_timeout_ms,
+            transport: config.transport.clone(),
         }
     }
 

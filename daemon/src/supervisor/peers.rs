@@ -119,6 +119,7 @@ impl Supervisor {
                 incarnation: 0,
                 engine_epoch: 0,
                 max_frame: 0,
+                misfit: None,
             };
             rows.push(self.row(&silent, None));
         }
@@ -137,6 +138,7 @@ impl Supervisor {
             "queue": report.queue,
             "engine": engine,
             "state": report.state,
+            "misfit": report.misfit,
             "rtt_ns": report.rtt_ns,
             "outstanding": report.outstanding,
             "mac": route.and_then(|route| route.mac).map(|mac| super::format_mac(&mac)),

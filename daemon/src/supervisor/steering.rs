@@ -2,11 +2,17 @@
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
 
 use portolan_ebpf::{AttachMode, DEFAULT_ETHERTYPE, Steer, SteerConfig, SteerError};
 
 use super::config::{Config, XdpMode};
 use crate::engine_link::Encap;
+
+/// How long another program may still be on the interface while who attached it dies.
+const OCCUPIED_PATIENCE: Duration = Duration::from_millis(500);
+/// The pause between two tries.
+const OCCUPIED_PAUSE: Duration = Duration::from_millis(5);
 
 /// What decides where frames go.
 pub trait Steering {
@@ -86,16 +92,34 @@ pub fn attach(config: &Config) -> Result<Steer, SteerError> {
         XdpMode::Auto | XdpMode::Native => AttachMode::Native,
         XdpMode::Generic => AttachMode::Generic,
     };
-    match steer.attach(interface, first) {
+    match attach_patiently(&mut steer, interface, first) {
         Err(
             error @ (SteerError::NoNative(_)
             | SteerError::Refused(..)
             | SteerError::TooFewQueues(_)),
         ) if config.xdp_mode == XdpMode::Auto => {
             tracing::warn!("{error}; trying generic mode, which is slower");
-            steer.attach(interface, AttachMode::Generic)?;
+            attach_patiently(&mut steer, interface, AttachMode::Generic)?;
         }
         other => other?,
     }
     Ok(steer)
+}
+
+/// Attaches, and lets a predecessor finish dying: its program is there until the last copy of its link's descriptor is closed, also one
+/// in a child that was just being started.
+fn attach_patiently(
+    steer: &mut Steer,
+    interface: &str,
+    mode: AttachMode,
+) -> Result<(), SteerError> {
+    let deadline = Instant::now() + OCCUPIED_PATIENCE;
+    loop {
+        match steer.attach(interface, mode) {
+            Err(SteerError::Occupied(_)) if Instant::now() < deadline => {
+                std::thread::sleep(OCCUPIED_PAUSE);
+            }
+            other => return other,
+        }
+    }
 }

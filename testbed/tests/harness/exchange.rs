@@ -44,14 +44,38 @@ pub fn exchange_counting(
     within: Duration,
     count: &AtomicU64,
 ) -> Result<()> {
+    exchange_in(Order::Sent, port, peer, sizes, within, count)
+}
+
+/// In which order messages must come, and their ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// As they were sent.
+    Sent,
+    /// In any, each once: where the policy lets a short message overtake a long one.
+    Any,
+}
+
+/// [`exchange_counting`] in this order.
+pub fn exchange_in(
+    order: Order,
+    port: &mut Port,
+    peer: Address,
+    sizes: &[usize],
+    within: Duration,
+    count: &AtomicU64,
+) -> Result<()> {
     let mut exchange = Exchange {
         own: port.address(),
         port,
         peer,
         sizes,
+        order,
         sent: [0; 2],
         delivered: [0; 2],
         received: [0; 2],
+        came: [(); 2].map(|()| vec![false; sizes.len()]),
+        ended: [(); 2].map(|()| vec![false; sizes.len()]),
         count,
     };
     let done = exchange.run(Instant::now() + within);
@@ -69,10 +93,22 @@ pub fn exchange_counting(
 
 /// Two ports exchange `sizes`, each in a thread of its own.
 pub fn between(one: &mut Port, two: &mut Port, sizes: &[usize], within: Duration) {
+    between_in(Order::Sent, one, two, sizes, within, &AtomicU64::new(0));
+}
+
+/// [`between`] in this order, and counts every message that came.
+pub fn between_in(
+    order: Order,
+    one: &mut Port,
+    two: &mut Port,
+    sizes: &[usize],
+    within: Duration,
+    count: &AtomicU64,
+) {
     let (first, second) = (one.address(), two.address());
     std::thread::scope(|scope| {
-        let other = scope.spawn(|| exchange(two, first, sizes, within));
-        let this = exchange(one, second, sizes, within);
+        let other = scope.spawn(|| exchange_in(order, two, first, sizes, within, count));
+        let this = exchange_in(order, one, second, sizes, within, count);
         let other = other.join().unwrap();
         if this.is_err() || other.is_err() {
             panic!("{this:?}\n{other:?}");
@@ -85,10 +121,14 @@ struct Exchange<'a> {
     own: Address,
     peer: Address,
     sizes: &'a [usize],
+    order: Order,
     // Numbers by priority.
     sent: [usize; 2],
     delivered: [usize; 2],
     received: [usize; 2],
+    // Which, by priority.
+    came: [Vec<bool>; 2],
+    ended: [Vec<bool>; 2],
     count: &'a AtomicU64,
 }
 
@@ -167,7 +207,10 @@ impl Exchange<'_> {
         match event {
             Event::Received(message) => {
                 let lane = usize::from(message.priority() == Priority::High);
-                let number = self.received[lane];
+                let number = match self.order {
+                    Order::Sent => self.received[lane],
+                    Order::Any => message.tag() as usize,
+                };
                 let what = format!("{:?} message {number}", message.priority());
                 ensure!(
                     message.from() == self.peer,
@@ -189,6 +232,8 @@ impl Exchange<'_> {
                 if let Some(offset) = pattern::first_wrong(&message, seed) {
                     bail!("{what} of {} bytes is wrong at {offset}", message.len());
                 }
+                ensure!(!self.came[lane][number], "{what} came twice");
+                self.came[lane][number] = true;
                 self.received[lane] += 1;
                 self.count.fetch_add(1, Ordering::Relaxed);
                 let priority = message.priority();
@@ -201,7 +246,10 @@ impl Exchange<'_> {
             }
             Event::Sent(sent) => {
                 let lane = usize::from(sent.priority == Priority::High);
-                let number = self.delivered[lane];
+                let number = match self.order {
+                    Order::Sent => self.delivered[lane],
+                    Order::Any => sent.tag as usize,
+                };
                 ensure!(
                     sent.status.is_delivered(),
                     "{:?} send {}: {}",
@@ -215,6 +263,12 @@ impl Exchange<'_> {
                     sent.priority,
                     sent.tag
                 );
+                ensure!(
+                    !self.ended[lane][number],
+                    "{:?} send {number} ended twice",
+                    sent.priority
+                );
+                self.ended[lane][number] = true;
                 self.delivered[lane] += 1;
             }
             other => self.port.unknown(other),

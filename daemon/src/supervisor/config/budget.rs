@@ -1,7 +1,8 @@
 //! The sum that keeps the receive ring from overflowing (PROTOCOL, *Credits*).
 //!
 //! Every active peer node may at any time fill its eager credit and its control reserve unasked, and long messages fill what was
-//! granted. All of it is counted in UMEM buffers and must fit into the receive share, or the configuration is refused.
+//! granted. All of it is counted in UMEM buffers and must fit into the receive share, or the configuration is refused. Where the
+//! policy bounds the sum of all eager credit, peers beyond it have none and only the bound counts.
 
 use portolan_transport::policy::Policy;
 
@@ -18,6 +19,8 @@ pub struct CreditBudget {
     pub peers: u64,
     /// Buffers each may fill unasked.
     pub eager: u64,
+    /// Bound on those of all peers together; 0: none.
+    pub eager_budget: u64,
     /// Buffers each may fill with control frames.
     pub control: u64,
     /// Buffers granted to long messages.
@@ -34,6 +37,7 @@ impl CreditBudget {
         Self {
             peers: peers as u64,
             eager: u64::from(policy.eager_buffers),
+            eager_budget: u64::from(policy.eager_budget_buffers),
             control: CONTROL_BUFFERS,
             grants: frames * (mtu + ETHERNET_HEADER).div_ceil(BUFFER_BYTES),
             receive: u64::from(receive),
@@ -42,7 +46,12 @@ impl CreditBudget {
 
     /// Buffers that may be filled at once.
     pub fn needed(&self) -> u64 {
-        self.peers * (self.eager + self.control) + self.grants
+        let unbounded = self.peers * self.eager;
+        let eager = match self.eager_budget {
+            0 => unbounded,
+            budget => unbounded.min(budget),
+        };
+        eager + self.peers * self.control + self.grants
     }
 
     /// Does it fit?
@@ -56,14 +65,23 @@ impl std::fmt::Display for CreditBudget {
         let Self {
             peers,
             eager,
+            eager_budget,
             control,
             grants,
             receive,
         } = self;
         let needed = self.needed();
+        if (1..peers * eager).contains(eager_budget) {
+            write!(
+                f,
+                "{eager_budget} eager of all peers + {peers} peers x {control} control"
+            )?;
+        } else {
+            write!(f, "{peers} peers x ({eager} eager + {control} control)")?;
+        }
         write!(
             f,
-            "{peers} peers x ({eager} eager + {control} control) + {grants} grants = {needed} of {receive} receive buffers"
+            " + {grants} grants = {needed} of {receive} receive buffers"
         )
     }
 }
@@ -87,6 +105,19 @@ mod tests {
             at(225).to_string(),
             "2 peers x (100 eager + 8 control) + 10 grants = 226 of 225 receive buffers"
         );
+        // With a bound on all eager credit: 150 + 2 x 8 + 10 = 176.
+        let policy = Policy {
+            eager_budget_buffers: 150,
+            ..policy
+        };
+        let at = |receive| CreditBudget::new(&policy, 2, 1500, receive);
+        assert!(at(176).fits());
+        assert!(!at(175).fits());
+        assert_eq!(
+            at(175).to_string(),
+            "150 eager of all peers + 2 peers x 8 control + 10 grants = 176 of 175 receive buffers"
+        );
+        assert_eq!(CreditBudget::new(&policy, 1, 1500, 1).needed(), 118);
         // A frame of 9000 bytes takes three buffers.
         assert_eq!(CreditBudget::new(&policy, 1, 9000, 999).grants, 6);
     }

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use portolan_transport::policy::Policy;
 use toml::{Spanned, Value};
 
 use super::acl::{Acl, PortSet, Subject};
 use super::checker::{Checker, as_name};
 use super::file::{self, File};
+use super::transport::transport;
 use super::{Config, ConfigErrors, CreditBudget, Limits, Peer};
 use crate::engine_link::{Encap, Wait};
 use crate::supervisor::surroundings::{Account, Interface, Surroundings};
@@ -100,6 +100,7 @@ fn build(
         10_000,
     );
     let cores = cores(checker, file, queues.len(), surroundings);
+    let (transport, policy) = transport(checker, &file.transport);
     let limits = limits(checker, &file.limits, peers.len());
     let acl = match &file.acl {
         Some(rules) => acl(checker, rules, surroundings),
@@ -140,6 +141,8 @@ fn build(
         cores,
         umem_frames: umem_frames as u32,
         default_timeout_ms: default_timeout_ms as u64,
+        transport,
+        policy,
         limits,
         peers,
         acl,
@@ -547,10 +550,9 @@ fn subject(
 }
 
 fn budget(checker: &mut Checker<'_>, file: &File, config: &Config) {
-    let policy = Policy::default();
     let peers = config.limits.peers as usize;
     let receive = config.rx_frames();
-    let budget = CreditBudget::new(&policy, peers, config.mtu(), receive);
+    let budget = CreditBudget::new(&config.policy, peers, config.mtu(), receive);
     if budget.fits() {
         return;
     }
@@ -560,5 +562,5 @@ fn budget(checker: &mut Checker<'_>, file: &File, config: &Config) {
     };
     // Frames for sending are a quarter.
     let enough = (budget.needed().div_ceil(3) * 4).next_multiple_of(256);
-    checker.complain(span, format!("the credit of all peers does not fit: {budget}; set engine.umem_frames to at least {enough}, or limits.peers lower"));
+    checker.complain(span, format!("the credit of all peers does not fit: {budget}; set engine.umem_frames to at least {enough}, or limits.peers or transport.eager_budget_buffers lower"));
 }

@@ -5,6 +5,7 @@ use serde::Deserialize;
 use toml::{Spanned, Value};
 
 use crate::engine_link::{Encap, Wait};
+use crate::transport_policy::{AckTime, TimerAction};
 
 /// The whole file.
 #[derive(Debug, Deserialize)]
@@ -15,6 +16,8 @@ pub(super) struct File {
     pub network: Network,
     #[serde(default)]
     pub engine: Engine,
+    #[serde(default)]
+    pub transport: Transport,
     #[serde(default)]
     pub limits: Limits,
     #[serde(default)]
@@ -62,6 +65,29 @@ pub(super) struct Engine {
     pub cores: Option<Spanned<Vec<Spanned<i64>>>>,
     pub umem_frames: Option<Spanned<i64>>,
     pub default_timeout_ms: Option<Spanned<i64>>,
+}
+
+/// Its transport: a profile and what of it is changed.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Transport {
+    pub profile: Option<Spanned<String>>,
+    pub window_messages: Option<Spanned<i64>>,
+    pub on_timeout: Option<Spanned<TimerAction>>,
+    pub ack: Option<Spanned<AckTime>>,
+    pub ack_delay_us: Option<Spanned<i64>>,
+    pub coalesce: Option<Spanned<bool>>,
+    pub eager_buffers: Option<Spanned<i64>>,
+    pub eager_budget_buffers: Option<Spanned<i64>>,
+    pub grant_bytes: Option<Spanned<i64>>,
+    pub grant_budget_bytes: Option<Spanned<i64>>,
+    pub crowd: Option<Spanned<i64>>,
+    pub rto_min_us: Option<Spanned<i64>>,
+    pub rto_max_us: Option<Spanned<i64>>,
+    pub congestion_target_us: Option<Spanned<i64>>,
+    pub unreachable_after_ms: Option<Spanned<i64>>,
+    pub stream_idle_ms: Option<Spanned<i64>>,
+    pub peer_idle_ms: Option<Spanned<i64>>,
 }
 
 /// Limits.

@@ -7,12 +7,14 @@ mod budget;
 mod check;
 mod checker;
 mod file;
+mod transport;
 
 use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use portolan_abi::ledger::LedgerGeometry;
+use portolan_transport::policy::Policy;
 use serde::Deserialize;
 
 pub use acl::{Acl, Credentials, PortSet, Subject};
@@ -20,6 +22,7 @@ pub use budget::CreditBudget;
 
 use super::surroundings::{Account, Interface, Surroundings};
 use crate::engine_link::{Encap, Wait};
+use crate::transport_policy::TransportPolicy;
 
 /// How the NIC and the UMEM exchange frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -118,6 +121,10 @@ pub struct Config {
     pub umem_frames: u32,
     /// Deadline of a send that has none.
     pub default_timeout_ms: u64,
+    /// The transport's policy as it was chosen.
+    pub transport: TransportPolicy,
+    /// The policy itself, valid.
+    pub policy: Policy,
     /// Limits.
     pub limits: Limits,
     /// Other nodes, by id.
