@@ -10,6 +10,7 @@ mod build;
 mod ci;
 mod demo;
 mod lab;
+mod profiles;
 mod setup;
 mod sim;
 mod steps;
@@ -41,6 +42,12 @@ enum Task {
     Tidy,
     /// Deterministic simulation: random clusters, faults and traffic from seeds; `--help` for the rest
     Sim(sim::Options),
+    /// Measures every profile on the real path: goodput and latency at several losses
+    Profiles {
+        /// Arguments of `portolan-bench profiles`; `--help` lists them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// A laboratory that stays up until it is taken down
     Lab {
         #[command(subcommand)]
@@ -71,6 +78,7 @@ fn run(task: Task) -> Result<()> {
         Task::Ci => ci::run(),
         Task::Tidy => tidy::run(),
         Task::Sim(options) => sim::run(&options),
+        Task::Profiles { arguments } => profiles::run(&arguments),
         Task::Lab { task } => lab::run(task),
     }
 }

@@ -1,0 +1,39 @@
+//! `portolan-bench`: measurements on the real path, in laboratories. `cargo xtask` builds and runs it.
+
+mod profiles;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use portolan_testbed::cancel;
+
+/// Measures Portolan on the real path.
+#[derive(Parser)]
+enum Arguments {
+    /// Goodput and latency of every profile at several losses, over an impaired wire
+    Profiles(profiles::Options),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let done = listen_for_signals().and_then(|()| match arguments {
+        Arguments::Profiles(options) => profiles::run(&options),
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Told to stop, it takes its lab down first.
+fn listen_for_signals() -> Result<()> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, cancel::flag().clone()).context("signal handler")?;
+    }
+    Ok(())
+}
