@@ -9,6 +9,7 @@ use portolan_testbed::cancel;
 mod build;
 mod ci;
 mod demo;
+mod fuzz;
 mod lab;
 mod profiles;
 mod setup;
@@ -48,6 +49,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Hostile input for everything that reads what others wrote
+    Fuzz(fuzz::Options),
     /// A laboratory that stays up until it is taken down
     Lab {
         #[command(subcommand)]
@@ -79,6 +82,7 @@ fn run(task: Task) -> Result<()> {
         Task::Tidy => tidy::run(),
         Task::Sim(options) => sim::run(&options),
         Task::Profiles { arguments } => profiles::run(&arguments),
+        Task::Fuzz(options) => fuzz::run(&options),
         Task::Lab { task } => lab::run(task),
     }
 }

@@ -126,6 +126,15 @@ pub fn run() -> Result<()> {
     check_clang()
 }
 
+/// Installs one package more, for a task that alone needs it, unless its program is there.
+pub fn require(package: &'static str, name: &'static str, why: &'static str) -> Result<()> {
+    let need = program(package, name, why);
+    if need.is_met() {
+        return Ok(());
+    }
+    install(&[&need])
+}
+
 fn install(missing: &[&Need]) -> Result<()> {
     println!("   this machine lacks:");
     for need in missing {

@@ -35,10 +35,10 @@ const ACK_IMMEDIATE: u64 = 1 << 42;
 /// Flag in [`SendRecord::stream`]: [`AckMode::Lazy`].
 const ACK_LAZY: u64 = 1 << 43;
 
-#[cfg(not(test))]
+#[cfg(not(any(test, fuzzing)))]
 #[inline(always)]
 pub(super) fn crash_point() {}
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(super) use tests::crash_point;
 
 /// One durable fact.
@@ -321,7 +321,7 @@ pub(super) fn settle(ledger: Ledger<'_>, port: &Port) {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(super) mod tests {
     use std::cell::Cell;
 

@@ -29,6 +29,8 @@ mod control;
 pub mod counters;
 pub mod crossing;
 mod encap;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod host;
 mod ledger_facts;
 mod path;

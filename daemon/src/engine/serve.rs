@@ -1,6 +1,7 @@
 //! What ports and supervisor ask of a running engine.
 
 use portolan_abi::port::CloseReason;
+use portolan_transport::Endpoint;
 use portolan_transport::endpoint::{Misfit, PeerState};
 use portolan_transport::host::SendStatus;
 use portolan_transport::ident::{Nanos, NodeId, PortId};
@@ -11,7 +12,9 @@ use super::Engine;
 use super::briefing::{open_port, port_parts};
 use super::commit;
 use super::control::{Incoming, Link};
-use super::host::Order;
+use super::counters::EngineCounters;
+use super::host::{EngineHost, Order};
+use super::ports::Port;
 use super::routes::Change;
 
 /// Loops between two looks at the applications' alarms.
@@ -28,101 +31,118 @@ pub(super) fn hang() -> ! {
     }
 }
 
+/// Takes a bounded number of tokens from a port and does what they ask; true if there were any.
+pub(super) fn serve_port(
+    now: Nanos,
+    number: u16,
+    host: &mut EngineHost,
+    endpoint: &mut Endpoint,
+    counters: &mut EngineCounters,
+) -> bool {
+    let ledger = host.facts.ledger();
+    let Some(port) = host.ports.get_mut(number) else {
+        return false;
+    };
+    let mut any = false;
+    // Buffers first, so that what is sent to this node finds them.
+    for _ in 0..port.take_provided(ledger) {
+        any = true;
+        counters.receive_tokens += 1;
+        endpoint.buffer_provided(now, PortId(number));
+    }
+    ask_those_turned_away(now, port, endpoint);
+    let waiting = match port.fault() {
+        None => port.sends_waiting(),
+        Some(_) => 0,
+    };
+    for _ in 0..waiting {
+        any = true;
+        let Some(order) = host.take_order(number, now) else {
+            break;
+        };
+        counters.send_tokens += 1;
+        carry_out(now, order, host, endpoint, counters);
+        host.finish_token();
+    }
+    any
+}
+
+/// There was no room to ask about every message that came; as soon as there is, those that wait are offered again.
+fn ask_those_turned_away(now: Nanos, port: &mut Port, endpoint: &mut Endpoint) {
+    if !port.questions.turned_some_away() {
+        return;
+    }
+    let read = port.events_read();
+    for _ in 0..port.questions.room_again(read) {
+        endpoint.buffer_provided(now, PortId(port.number()));
+    }
+}
+
+fn carry_out(
+    now: Nanos,
+    order: Order,
+    host: &mut EngineHost,
+    endpoint: &mut Endpoint,
+    counters: &mut EngineCounters,
+) {
+    match order {
+        Order::Send(send) => {
+            if let Err(reason) = endpoint.submit(now, &send, host) {
+                counters.send_tokens_refused += 1;
+                let end = commit::outcome(SendStatus::NotDelivered(reason));
+                host.finish_locally(send.id, end);
+            }
+        }
+        Order::Resume(id, stream) => {
+            endpoint.resume_sending(now, stream);
+            host.finish_locally(id, commit::DONE);
+        }
+        Order::Drop(id, stream) => {
+            endpoint.drop_sends(now, stream, host);
+            host.finish_locally(id, commit::DONE);
+        }
+        Order::Cancel(id, target) => {
+            if let Some((target, stream)) = target {
+                endpoint.cancel(now, target, stream);
+            }
+            host.finish_locally(id, commit::DONE);
+        }
+        Order::Answer(id, answer) => {
+            let served = host.ports.get_mut(id.port.0);
+            match served.and_then(|port| port.questions.answer(&answer)) {
+                Some(_) => {
+                    counters.answers += 1;
+                    endpoint.buffer_provided(now, id.port);
+                }
+                None => counters.answers_ignored += 1,
+            }
+            host.finish_locally(id, commit::DONE);
+        }
+        Order::Refuse(id) => {
+            counters.send_tokens_refused += 1;
+            host.finish_locally(id, commit::REFUSED_TOKEN);
+        }
+    }
+}
+
 impl Engine {
     /// Takes tokens from every port, a bounded number each; true if there were any.
     pub(super) fn serve_ports(&mut self, now: Nanos, link: &mut Link) -> bool {
         let mut any = false;
         let mut failed = false;
-        let ledger = self.ledger;
-        for nth in 0..self.path.host.ports.count() {
-            let Some(number) = self.path.host.ports.number(nth) else {
+        let path = &mut self.path;
+        for nth in 0..path.host.ports.count() {
+            let Some(number) = path.host.ports.number(nth) else {
                 break;
             };
-            let Some(port) = self.path.host.ports.get_mut(number) else {
-                continue;
-            };
-            // Buffers first, so that what is sent to this node finds them.
-            for _ in 0..port.take_provided(ledger) {
-                any = true;
-                self.path.counters.receive_tokens += 1;
-                self.path.endpoint.buffer_provided(now, PortId(number));
-            }
-            self.ask_those_turned_away(now, number);
-            let waiting = match self.path.host.ports.get_mut(number) {
-                Some(port) if port.fault().is_none() => port.sends_waiting(),
-                _ => 0,
-            };
-            for _ in 0..waiting {
-                any = true;
-                let Some(order) = self.path.host.take_order(number, now) else {
-                    break;
-                };
-                self.path.counters.send_tokens += 1;
-                self.carry_out(now, order);
-                self.path.host.finish_token();
-            }
-            failed |= (self.path.host.ports.get(number)).is_some_and(|p| p.fault().is_some());
+            let (host, endpoint) = (&mut path.host, &mut path.endpoint);
+            any |= serve_port(now, number, host, endpoint, &mut path.counters);
+            failed |= (path.host.ports.get(number)).is_some_and(|p| p.fault().is_some());
         }
         if failed {
             self.close_failed(now, link);
         }
         any
-    }
-
-    /// There was no room to ask about every message that came; as soon as there is, those that wait are offered again.
-    fn ask_those_turned_away(&mut self, now: Nanos, number: u16) {
-        let Some(port) = self.path.host.ports.get_mut(number) else {
-            return;
-        };
-        if !port.questions.turned_some_away() {
-            return;
-        }
-        let read = port.events_read();
-        for _ in 0..port.questions.room_again(read) {
-            self.path.endpoint.buffer_provided(now, PortId(number));
-        }
-    }
-
-    fn carry_out(&mut self, now: Nanos, order: Order) {
-        let path = &mut self.path;
-        match order {
-            Order::Send(send) => {
-                if let Err(reason) = path.endpoint.submit(now, &send, &mut path.host) {
-                    path.counters.send_tokens_refused += 1;
-                    let end = commit::outcome(SendStatus::NotDelivered(reason));
-                    path.host.finish_locally(send.id, end);
-                }
-            }
-            Order::Resume(id, stream) => {
-                path.endpoint.resume_sending(now, stream);
-                path.host.finish_locally(id, commit::DONE);
-            }
-            Order::Drop(id, stream) => {
-                path.endpoint.drop_sends(now, stream, &mut path.host);
-                path.host.finish_locally(id, commit::DONE);
-            }
-            Order::Cancel(id, target) => {
-                if let Some((target, stream)) = target {
-                    path.endpoint.cancel(now, target, stream);
-                }
-                path.host.finish_locally(id, commit::DONE);
-            }
-            Order::Answer(id, answer) => {
-                let served = path.host.ports.get_mut(id.port.0);
-                match served.and_then(|port| port.questions.answer(&answer)) {
-                    Some(_) => {
-                        path.counters.answers += 1;
-                        path.endpoint.buffer_provided(now, id.port);
-                    }
-                    None => path.counters.answers_ignored += 1,
-                }
-                path.host.finish_locally(id, commit::DONE);
-            }
-            Order::Refuse(id) => {
-                path.counters.send_tokens_refused += 1;
-                path.host.finish_locally(id, commit::REFUSED_TOKEN);
-            }
-        }
     }
 
     /// Closes the ports whose applications broke the rules, and says so.

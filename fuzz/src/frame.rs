@@ -1,0 +1,159 @@
+//! Target `frame`: bytes from the network into [`wire::parse`], and back through the writer.
+//!
+//! The input's first byte says how the rest becomes a frame: whether magic, version and header CRC are put right (a fuzzer does not guess
+//! a CRC, and most of the parser lies behind it), and into how many receive buffers the bytes are cut.
+//!
+//! Expected of a frame that parses (wire.md §5, §6): every accessor works; where the cuts are makes no difference; what was understood,
+//! written again, is understood the same.
+
+use portolan_transport::wire::crc::{crc32c_append, crc32c_combine};
+use portolan_transport::wire::frame::{FRAME_HEADER_LEN, MAGIC, VERSION};
+use portolan_transport::wire::{
+    Chunk, Frame, FrameHeader, FrameWriter, HEADER_AREA_MAX, PayloadView, crc32c, parse,
+};
+
+use crate::input::Input;
+
+/// Longest frame there is; one byte more is an error worth reaching.
+const LONGEST: usize = 65_536;
+
+/// One input.
+pub fn run(input: &[u8]) {
+    let mut input = Input::new(input);
+    let how = input.u8();
+    let cuts: Vec<usize> = (0..how >> 1 & 3).map(|_| input.u16().into()).collect();
+    let mut bytes = input.rest().to_vec();
+    // A few bytes may stand for a long frame.
+    if how & 0x40 != 0
+        && let Some(&last) = bytes.last()
+    {
+        bytes.resize((bytes.len() * usize::from(last)).min(LONGEST), last);
+    }
+    if how & 1 != 0 {
+        reseal(&mut bytes);
+    }
+    let segments = cut(&bytes, &cuts);
+    let whole: [&[u8]; 1] = [&bytes];
+    let frame = match parse(&segments) {
+        Ok(frame) => frame,
+        Err(error) => {
+            assert!(!error.name().is_empty() && !error.help().is_empty());
+            return;
+        }
+    };
+    let read = read(&frame);
+    // Cuts never help: what parses in pieces parses as a whole, to the same.
+    match parse(&whole) {
+        Ok(whole) => {
+            assert_eq!(whole.header(), frame.header());
+            assert_eq!(whole.unknown_chunks(), frame.unknown_chunks());
+            assert_eq!(self::read(&whole), read);
+        }
+        Err(error) => panic!("parses in pieces only: {error:?}"),
+    }
+    write_again(frame.header(), &read);
+}
+
+/// Puts magic, version and header CRC right, so that a frame is judged by what is behind them.
+pub fn reseal(frame: &mut [u8]) {
+    let Some(fixed) = frame.first_chunk_mut::<FRAME_HEADER_LEN>() else {
+        return;
+    };
+    fixed[..2].copy_from_slice(&MAGIC.to_be_bytes());
+    fixed[2] = VERSION;
+    let len = usize::from(u16::from_be_bytes([fixed[4], fixed[5]]));
+    if (FRAME_HEADER_LEN..=frame.len()).contains(&len) {
+        let at = FRAME_HEADER_LEN - 4;
+        frame[at..FRAME_HEADER_LEN].fill(0);
+        let crc = crc32c(&frame[..len]);
+        frame[at..FRAME_HEADER_LEN].copy_from_slice(&crc.to_be_bytes());
+    }
+}
+
+/// The bytes in pieces, each cut relative to the one before.
+fn cut<'a>(mut bytes: &'a [u8], cuts: &[usize]) -> Vec<&'a [u8]> {
+    let mut segments = Vec::new();
+    for cut in cuts {
+        let (piece, rest) = bytes.split_at(cut % (bytes.len() + 1));
+        segments.push(piece);
+        bytes = rest;
+    }
+    segments.push(bytes);
+    segments
+}
+
+type Read<'a> = Vec<(Chunk<'a>, Vec<u8>, u32)>;
+
+/// Everything there is to know of a frame's chunks.
+fn read<'a>(frame: &Frame<'a>) -> Read<'a> {
+    let mut chunks = Vec::new();
+    for (chunk, view) in frame.chunks() {
+        let bytes = payload(&view);
+        assert_eq!(
+            chunk.payload().map_or(0, |p| usize::from(p.len)),
+            bytes.len()
+        );
+        assert!(!format!("{chunk:?}").is_empty());
+        chunks.push((chunk, bytes, view.crc()));
+    }
+    assert!(chunks.len() + usize::from(frame.unknown_chunks()) <= 255);
+    chunks
+}
+
+fn payload(view: &PayloadView<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut joined = 0;
+    for part in view.parts() {
+        assert!(!part.is_empty(), "a part without bytes");
+        joined = crc32c_combine(joined, crc32c(part), part.len() as u32);
+        bytes.extend_from_slice(part);
+    }
+    assert_eq!(bytes.len(), view.len());
+    assert_eq!(view.is_empty(), bytes.is_empty());
+    assert_eq!(joined, crc32c_append(0, &bytes), "joined checksums");
+    assert_eq!(view.verify(), joined == view.crc());
+    bytes
+}
+
+/// Writes the chunks into as many frames as it takes, and reads those.
+fn write_again(header: &FrameHeader, chunks: &Read<'_>) {
+    let mut left = &chunks[..];
+    while !left.is_empty() {
+        let mut buffer = vec![0x5a; LONGEST];
+        let mut writer = FrameWriter::new(&mut buffer);
+        let fit = left
+            .iter()
+            .take_while(|(chunk, ..)| {
+                let room = writer.room_for(chunk);
+                let pushed = writer.push(chunk).is_ok();
+                assert!(room.is_some() || !pushed);
+                pushed
+            })
+            .count();
+        assert!(
+            fit > 0,
+            "a chunk that came in a frame fits none: {:?}",
+            left[0].0
+        );
+        let (now, later) = left.split_at(fit);
+        assert_eq!(writer.chunks(), fit);
+        let mut payloads = writer.finish_headers();
+        for (index, (_, bytes, crc)) in now.iter().enumerate() {
+            payloads.payload_mut(index).copy_from_slice(bytes);
+            payloads.set_payload_crc(index, *crc);
+        }
+        let len = payloads.finish(header);
+        let written = &buffer[..len];
+        let headers = usize::from(u16::from_be_bytes([written[4], written[5]]));
+        assert!(headers <= HEADER_AREA_MAX);
+        let segments: [&[u8]; 2] = [&written[..headers], &written[headers..]];
+        match parse(&segments) {
+            Ok(frame) => {
+                assert_eq!(frame.header(), header);
+                assert_eq!(read(&frame), now);
+            }
+            Err(error) => panic!("what we write we cannot read: {error:?}"),
+        }
+        left = later;
+    }
+}
