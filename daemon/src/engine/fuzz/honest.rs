@@ -170,6 +170,7 @@ impl Honest {
                     self.ended += 1;
                 }
                 EventKind::Received => self.received(&event),
+                EventKind::Offered(_) => panic!("it never asked to be asked"),
             }
         }
     }

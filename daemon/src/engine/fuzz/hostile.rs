@@ -2,9 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
+use portolan_abi::event::{Event, EventKind};
 use portolan_abi::memory::{ClientHalf, EngineHalf, Mapping};
 use portolan_abi::port::CloseReason;
-use portolan_abi::token::{RECEIVE_SLOT_WORDS, SEND_SLOT_WORDS, TokenRef};
+use portolan_abi::token::{AnswerToken, RECEIVE_SLOT_WORDS, SEND_SLOT_WORDS, TokenRef, Verdict};
 
 use super::{ABSENT, HONEST, HOSTILE, MS, Memory, NODE, World, punch};
 use std::os::fd::AsFd;
@@ -100,9 +101,11 @@ impl<'m, 'i> Hostile<'m, 'i> {
             }
             11 => {
                 let (waiting, alarm) = (self.u8(), u64::from(self.u8()) * MS);
+                let asks = self.value();
                 let header = self.client.header();
                 header.waiting.store(waiting.into(), Ordering::Relaxed);
                 header.alarm_at.store(alarm, Ordering::Relaxed);
+                header.ask_first.store(asks, Ordering::Relaxed);
             }
             12 => world.dies_in = Some(self.u8().into()),
             13 => {
@@ -111,6 +114,7 @@ impl<'m, 'i> Hostile<'m, 'i> {
                 self.receive_generations = [1; 4];
             }
             14 if op & 16 != 0 && world.open => world.close(CloseReason::OwnerGone),
+            14 => self.answer(),
             _ => world.now += u64::from(self.u8()) * MS / 4,
         }
         // Several deeds may come between two looks of the engine.
@@ -194,6 +198,40 @@ impl<'m, 'i> Hostile<'m, 'i> {
         if let Some(known) = self.send_generations.get_mut(slot as usize) {
             *known = known.wrapping_add(1).max(1);
         }
+        self.push_send(TokenRef { slot, generation });
+    }
+
+    /// Says what it wants of a message it was offered, or might have been.
+    fn answer(&mut self) {
+        let (how, slot) = (self.u8(), usize::from(self.u8() & 3));
+        let ring = self.engine.event_ring(&self.client);
+        let at = ring.published().wrapping_sub(1 + u32::from(how & 7));
+        let Some(event) = Event::decode(&ring.peek(at)) else {
+            return;
+        };
+        let EventKind::Offered(offered) = event.kind else {
+            return;
+        };
+        let verdicts = [Verdict::Accept, Verdict::Shorten, Verdict::Refuse];
+        let generation = self.send_generations[slot];
+        let len = match how >> 3 & 3 {
+            0 => self.value() as u32,
+            _ => event.total / 2,
+        };
+        let answer = AnswerToken {
+            from: (event.node, event.port),
+            priority: event.priority,
+            incarnation: offered.incarnation,
+            epoch: event.epoch,
+            number: event.number.wrapping_add(u32::from(how >> 7)),
+            verdict: verdicts[usize::from(how >> 5) % 3],
+            len,
+        };
+        answer
+            .token(generation)
+            .store(&self.client.send_slots()[slot], &[]);
+        self.send_generations[slot] = generation.wrapping_add(1).max(1);
+        let slot = slot as u32;
         self.push_send(TokenRef { slot, generation });
     }
 
