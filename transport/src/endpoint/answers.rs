@@ -5,7 +5,8 @@
 //!
 //! Idea: an answer is believed if it names our stream's current epoch and a number that was transmitted; everything else is
 //! counted and ignored. ACK < base is old; base < ACK ≤ high settles; ACK > high is a violation (with cumulative acknowledgement
-//! nothing else explains it). NACK is a fast retransmit, at most once per number and round trip.
+//! nothing else explains it). NACK is a fast retransmit, at most once per number and round trip. What an acknowledgement says is lost is
+//! in `loss`.
 //!
 //! Why REFUSED is safe: it is sent only where there is no record of the epoch. A record is opened before anything of an epoch is
 //! committed and freed only after our CLOSE (which we send when nothing is outstanding, after which the epoch is not used) or
@@ -20,6 +21,7 @@ use super::timers::Owner;
 use super::{NACK_CORRUPT, NACK_GAP, NACK_NO_BUFFER};
 use crate::host::{Host, Reason, SendStatus};
 use crate::ident::{Nanos, serial_lt};
+use crate::policy::{AckRule, Recovery};
 use crate::wire::Chunk;
 use crate::wire::chunk::{MAX_RANGES, Range};
 
@@ -28,6 +30,7 @@ fn drop_reason(reason: u8) -> Reason {
     match reason {
         r if r == Reason::PortClosed as u8 => Reason::PortClosed,
         r if r == Reason::NoResources as u8 => Reason::NoResources,
+        r if r == Reason::Refused as u8 => Reason::Refused,
         _ => Reason::TooLong,
     }
 }
@@ -72,7 +75,13 @@ impl Endpoint {
             return;
         };
         match *chunk {
-            Chunk::Ack { base, .. } => self.on_ack(now, slot, base, host),
+            Chunk::Ack { base, .. } if self.config.policy.ack_rule == AckRule::Exact => {
+                self.on_exact_ack(now, slot, base.wrapping_sub(1), host);
+            }
+            Chunk::Ack { base, received, .. } => {
+                self.on_ack(now, slot, base, host);
+                self.on_received(now, slot, base, &received);
+            }
             Chunk::Resume { base, .. } => self.on_ack(now, slot, base, host),
             Chunk::Nack {
                 expected, reason, ..
@@ -114,7 +123,15 @@ impl Endpoint {
         stream.established = true;
         if serial_lt(stream.base, base) {
             self.settle_before(now, slot, base, host);
+        } else if serial_lt(base, stream.base) {
+            self.on_old_base(slot, base);
         }
+    }
+
+    /// `number` is committed; ParaStation2's Table 1: what was skipped lost its acknowledgement.
+    fn on_exact_ack<H: Host>(&mut self, now: Nanos, slot: u32, number: u32, host: &mut H) {
+        self.on_outcome(now, slot, number, SendStatus::Delivered, host);
+        self.on_skipped(now, slot, number);
     }
 
     /// The receiver waits for `expected`, or has no buffer for it.
@@ -135,30 +152,59 @@ impl Endpoint {
             self.queue_sender_control(slot);
             return;
         }
-        let peer = stream.peer;
-        let Some(entry) = self.peers.get(peer) else {
+        let Some(entry) = self.peers.get(stream.peer) else {
             return;
         };
         let policy = &self.config.policy;
-        match reason {
-            NACK_GAP | NACK_CORRUPT => {
-                if stream.go_back_once(now, expected, entry.rtt.repeat(policy)) {
-                    stream.stalled = true;
-                    stream.timer = now.saturating_add(entry.rtt.rto(policy, stream.backoff));
+        let rto = entry.rtt.rto(policy, stream.backoff);
+        match (reason, policy.recovery) {
+            (NACK_GAP | NACK_CORRUPT, Recovery::Selective) => {
+                self.on_single_loss(now, slot, expected);
+            }
+            (NACK_GAP | NACK_CORRUPT, Recovery::GoBackN { stall }) => {
+                if stream.go_back_once(now, expected, entry.horizon, entry.rtt.repeat(policy)) {
+                    stream.stalled = stall;
+                    stream.timer = now.saturating_add(rto);
                     self.rearm(now, slot);
                     self.activate(now, slot);
                 }
             }
-            NACK_NO_BUFFER => {
+            (NACK_NO_BUFFER, Recovery::Selective) => self.on_no_buffer(now, slot, expected),
+            (NACK_NO_BUFFER, Recovery::GoBackN { .. }) => {
                 if serial_lt(expected, stream.cursor) || stream.cursor == expected {
                     stream.go_back(expected);
-                    stream.not_ready = true;
-                    stream.timer = now.saturating_add(entry.rtt.rto(policy, stream.backoff));
+                    stream.not_ready = Some(expected);
+                    stream.timer = now.saturating_add(rto);
                     self.rearm(now, slot);
                 }
             }
             _ => self.counters.protocol_violations += 1,
         }
+    }
+
+    /// The receiver found no buffer for `number`, or took its buffer away: it and what follows wait for READY.
+    fn on_no_buffer(&mut self, now: Nanos, slot: u32, number: u32) {
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        let Some(entry) = self.peers.get(stream.peer) else {
+            return;
+        };
+        let message = stream.index(number).and_then(|i| stream.queue.get(i));
+        let Some(message) = message.filter(|_| !serial_lt(stream.cursor, number)) else {
+            return;
+        };
+        // What went out since is not what it speaks of; nor does a message that ended need a buffer.
+        let late = entry.horizon != 0 && message.sent_at > entry.horizon;
+        if late || message.state != MessageState::Live {
+            return;
+        }
+        if stream.not_ready.is_none_or(|from| serial_lt(number, from)) {
+            stream.not_ready = Some(number);
+        }
+        stream.timer = now.saturating_add(entry.rtt.rto(&self.config.policy, stream.backoff));
+        self.on_single_loss(now, slot, number);
+        self.rearm(now, slot);
     }
 
     /// There is a buffer for `number`, which the receiver does not have yet.
@@ -174,10 +220,16 @@ impl Endpoint {
         let Some(entry) = self.peers.get(stream.peer) else {
             return;
         };
-        stream.not_ready = false;
+        let policy = &self.config.policy;
+        stream.not_ready = None;
         stream.backoff = 0;
-        stream.go_back_once(now, number, entry.rtt.repeat(&self.config.policy));
-        stream.timer = now.saturating_add(entry.rtt.rto(&self.config.policy, 0));
+        stream.timer = now.saturating_add(entry.rtt.rto(policy, 0));
+        match policy.recovery {
+            Recovery::GoBackN { .. } => {
+                stream.go_back_once(now, number, entry.horizon, entry.rtt.repeat(policy));
+            }
+            Recovery::Selective | Recovery::WholeMessage => self.on_single_loss(now, slot, number),
+        }
         self.rearm(now, slot);
         self.activate(now, slot);
     }
@@ -199,8 +251,9 @@ impl Endpoint {
         if !serial_lt(number, stream.cursor) {
             // Of an acceptance that a go-back made void. But the receiver has a buffer: a late NACK must not hold the stream for
             // ever. The request goes out again, and is answered by grants.
-            if stream.not_ready && number == stream.cursor && serial_lt(number, stream.high) {
-                stream.not_ready = false;
+            let held = stream.not_ready == Some(number);
+            if held && number == stream.cursor && serial_lt(number, stream.high) {
+                stream.not_ready = None;
                 self.activate(now, slot);
             }
             return;
@@ -221,14 +274,22 @@ impl Endpoint {
             (message.long, message.granted, message.sent) = (true, 0, 0);
         }
         message.granted = message.granted.max(granted);
+        (message.received, message.lost) = (true, false);
         let sent = message.sent;
+        if stream.not_ready == Some(number) {
+            stream.not_ready = None;
+        }
+        let horizon = self.peers.get(stream.peer).map_or(0, |e| e.horizon);
+        stream.horizon = stream.horizon.max(horizon);
         stream.resend.retain(|&(n, _)| n != number);
         for range in missing.iter().take(usize::from(len)) {
             let range = Range {
                 from: range.from,
                 to: range.to.min(sent),
             };
-            if range.from < range.to {
+            // What was sent again since is not missing yet.
+            let sent_since = horizon != 0 && stream.is_on_its_way(number, range, horizon);
+            if range.from < range.to && !sent_since {
                 stream.resend_range(number, range);
             }
         }
@@ -264,6 +325,9 @@ impl Endpoint {
         }
         let index = self.send.get(slot).and_then(|stream| stream.index(number));
         if let Some(index) = index {
+            if let Some(message) = self.send.get_mut(slot).and_then(|s| s.queue.get_mut(index)) {
+                (message.received, message.lost) = (true, false);
+            }
             self.settle(now, slot, index, status, host);
         }
     }
@@ -295,10 +359,12 @@ impl Endpoint {
         let Some(index) = stream.index(number) else {
             return;
         };
+        let restored = stream.queue.get(index).is_some_and(|m| m.restored);
         let reason = match stream.queue.get(index).map(|message| message.state) {
             Some(MessageState::Null(reason)) => reason,
-            // A cancel that died with our predecessor.
-            _ => Reason::Cancelled,
+            // A cancel that died with our predecessor; or a refusal, whose reason died with the receiver's.
+            _ if restored => Reason::Cancelled,
+            _ => Reason::Refused,
         };
         let status = if delivered {
             SendStatus::Delivered
@@ -381,7 +447,8 @@ impl Endpoint {
         let Some(entry) = self.peers.get(stream.peer) else {
             return;
         };
-        if !stream.outstanding() && !stream.not_ready && !stream.starved && !stream.closing {
+        if !stream.outstanding() && stream.not_ready.is_none() && !stream.starved && !stream.closing
+        {
             stream.timer = Nanos::MAX;
         } else if stream.timer == Nanos::MAX {
             stream.timer = now.saturating_add(entry.rtt.rto(&self.config.policy, stream.backoff));

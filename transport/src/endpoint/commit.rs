@@ -1,115 +1,147 @@
 //! Commits, and the acknowledgements that follow them.
 //!
 //! Problem: a message becomes the application's exactly once and in its turn, and nothing is acknowledged before. FTGM's rule
-//! (004), made precise in RECOVERY *Receive*; Tam's immediate, delayed and piggybacked acknowledgement (003).
+//! (004), made precise in RECOVERY *Receive*; Tam's immediate, delayed and piggybacked acknowledgement (003); RMPP's order of
+//! arrival (001).
 //!
-//! Idea: [`Endpoint::commit_ready`] takes from the front of a stream's accepted messages what is complete, hands it to the host,
-//! and only then moves `base`, from which acknowledgements are read when they are sent. An acknowledgement waits for a frame to
-//! ride on, at most `delay_us`, and never longer than a quarter of the window.
+//! Idea: [`Endpoint::commit_ready`] takes from a stream's accepted messages what is complete and next (in order of arrival: what is
+//! complete), hands it to the host, and only then moves the record, from which acknowledgements are read when they are sent. An
+//! acknowledgement waits for a frame to ride on, as long as policy or sender allow, and never longer than a quarter of the window.
+//! A message out of order, and one that fills a hole, is acknowledged at once: its sender learns what is missing.
 //!
-//! Invariants: `base` moves nowhere else; an error of the host commits nothing and closes the stream.
+//! Invariants: {base, bits} moves nowhere else; an error of the host commits nothing and closes the stream.
 
 use super::Endpoint;
 use super::receive_stream::{Incoming, Kind};
 use super::timers::Owner;
 use crate::host::{Delivery, Host, after_commit};
 use crate::ident::{Nanos, Priority};
-use crate::policy::Ack;
+use crate::policy::{Ack, AckMode, Order, Recovery};
 use crate::wire::StreamRef;
 
 impl Endpoint {
-    /// Accepts the number `arrival` as `kind`.
-    pub(super) fn push(&mut self, now: Nanos, slot: u32, kind: Kind, len: u32, tag: u64) {
+    /// Takes the missing number in.
+    pub(super) fn push(&mut self, now: Nanos, slot: u32, number: u32, incoming: Incoming) {
         self.age += 1;
         let age = self.age;
         let silent = now.saturating_add(self.unreachable_after());
         let Some(stream) = self.receive.get_mut(slot) else {
             return;
         };
-        stream.accept(Incoming {
-            kind,
-            len,
-            tag,
-            age,
-        });
+        stream.fills = stream.has_holes();
+        stream.accept(number, Incoming { age, ..incoming });
         let peer = stream.peer;
         if let Some(entry) = self.peers.get_mut(peer) {
-            if !matches!(kind, Kind::Whole(_)) {
+            if !matches!(incoming.kind, Kind::Whole(_)) {
                 self.timers.arm(Owner::Peer(peer), silent);
             }
             entry.placing += 1;
         }
     }
 
-    /// Commits what is complete, in order, and acknowledges it. The only place where `base` moves.
+    /// After [`Self::push`]: commits what can be, and tells the sender what it should know of the rest.
+    pub(super) fn commit_or_tell<H: Host>(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        number: u32,
+        host: &mut H,
+    ) {
+        self.commit_ready(now, slot, host);
+        if self.config.policy.recovery != Recovery::Selective {
+            return;
+        }
+        let Some(stream) = self.receive.get_mut(slot) else {
+            return;
+        };
+        let waits = stream.index(number).and_then(|i| stream.messages.get(i));
+        if stream.fills || stream.has_holes() {
+            self.acknowledge(now, slot, 0, AckMode::Immediate);
+        } else if let Some(&Incoming { ack, .. }) = waits {
+            self.acknowledge(now, slot, 0, ack);
+        }
+    }
+
+    /// Commits what is complete, in order, and acknowledges it. The only place where the record moves.
     pub(super) fn commit_ready<H: Host>(&mut self, now: Nanos, slot: u32, host: &mut H) {
-        let (mut committed, mut long_end) = (0, false);
+        let in_arrival_order = self.config.policy.order == Order::Arrival;
+        let (mut committed, mut ack) = (0, AckMode::Lazy);
         while let Some(stream) = self.receive.get_mut(slot)
-            && let Some(&incoming) = stream.messages.front()
+            && let Some(index) = stream.next_ready(in_arrival_order)
+            && let Some(&incoming) = stream.messages.get(index)
         {
-            if stream.nulled_full() {
+            if index == 0 && stream.nulled_full() {
                 // Until the sender confirmed the oldest, of which it is told again with every answer.
                 stream.due.nulled = true;
                 self.queue_control(slot);
                 break;
             }
-            let number = stream.base;
-            let given_up = matches!(incoming.kind, Kind::Null);
-            let (base, bits) = after_commit(number, stream.bits, number, given_up);
-            match incoming.kind {
-                Kind::Placing(_)
-                | Kind::Drop {
-                    confirmed: false, ..
-                } => break,
-                Kind::Whole(buffer) => {
-                    let delivery = Delivery {
-                        buffer,
-                        stream: stream.key,
-                        record: stream.record,
-                        epoch: stream.epoch,
-                        number,
-                        base,
-                        bits,
-                        len: incoming.len,
-                        total: incoming.len,
-                        tag: incoming.tag,
-                    };
-                    if host.commit(&delivery).is_err() {
-                        self.counters.memory_faults += 1;
-                        return self.close_receive_stream(slot, host);
+            let number = stream.number(index);
+            let given_up = matches!(incoming.kind, Kind::Null | Kind::Refused);
+            let (base, bits) = after_commit(stream.base, stream.bits, number, given_up);
+            let mut wish = incoming.ack;
+            if let Kind::Whole(buffer) = incoming.kind {
+                let delivery = Delivery {
+                    buffer,
+                    stream: stream.key,
+                    record: stream.record,
+                    epoch: stream.epoch,
+                    number,
+                    base,
+                    bits,
+                    len: incoming.len,
+                    total: incoming.total,
+                    tag: incoming.tag,
+                };
+                if host.commit(&delivery).is_err() {
+                    self.counters.memory_faults += 1;
+                    return self.close_receive_stream(slot, host);
+                }
+                self.counters.messages_delivered += 1;
+                self.counters.bytes_delivered += u64::from(incoming.len);
+                if index > 0 {
+                    if let Some(place) = stream.messages.get_mut(index) {
+                        place.kind = Kind::Committed;
                     }
-                    self.counters.messages_delivered += 1;
-                    self.counters.bytes_delivered += u64::from(incoming.len);
-                    if incoming.len > u32::from(self.config.max_frame) {
-                        stream.due.msg_end = Some(number);
-                        long_end = true;
-                    }
+                    stream.ends |= 1 << index;
+                    stream.due.ends = true;
+                    wish = AckMode::Immediate;
+                } else if incoming.total > u32::from(self.config.max_frame) {
+                    stream.due.msg_end = Some(number);
+                    wish = AckMode::Immediate;
                 }
-                Kind::Null => {
-                    host.commit_base(stream.record, stream.epoch, base, bits);
-                    stream.due.nulled = true;
-                    long_end = true;
-                }
-                Kind::Drop { .. } => {
-                    host.commit_base(stream.record, stream.epoch, base, bits);
-                    long_end = true;
-                }
+            } else {
+                host.commit_base(stream.record, stream.epoch, base, bits);
+                stream.due.nulled |= given_up;
+                wish = AckMode::Immediate;
             }
-            stream.messages.pop_front();
-            (stream.base, stream.bits) = (base, bits);
+            if stream.exact && !given_up {
+                stream.due.ack = true;
+            }
+            stream.advance(base, bits);
+            if stream.exact && !given_up && index == 0 {
+                // Numbers after it were committed ahead and are told by themselves.
+                let back = stream.base.wrapping_sub(number).wrapping_sub(1);
+                stream.acks.set(back as usize);
+            }
             let peer = stream.peer;
             if let Some(entry) = self.peers.get_mut(peer) {
                 entry.placing = entry.placing.saturating_sub(1);
             }
             committed += 1;
+            ack = match (ack, wish) {
+                (AckMode::Immediate, _) | (_, AckMode::Immediate) => AckMode::Immediate,
+                (AckMode::Policy, _) | (_, AckMode::Policy) => AckMode::Policy,
+                _ => AckMode::Lazy,
+            };
         }
         if committed > 0 {
-            self.acknowledge(now, slot, committed, long_end);
+            self.acknowledge(now, slot, committed, ack);
         }
     }
 
-    /// Immediate, delayed or piggybacked acknowledgement (Tam): any frame to the peer takes it along.
-    fn acknowledge(&mut self, now: Nanos, slot: u32, committed: u32, urgent: bool) {
+    /// Immediate, delayed or piggybacked acknowledgement (Tam), as the policy or the sender says: any frame to the peer takes it along.
+    pub(super) fn acknowledge(&mut self, now: Nanos, slot: u32, committed: u32, mode: AckMode) {
         let policy = &self.config.policy;
         let at_once = (policy.window_messages / 4).clamp(1, 16);
         let Some(stream) = self.receive.get_mut(slot) else {
@@ -125,15 +157,23 @@ impl Endpoint {
             entry.control.push_back(slot);
         }
         entry.acks_pending += committed;
-        match policy.ack {
-            Ack::Delayed { delay_us } if !urgent && entry.acks_pending < at_once => {
-                if entry.ack_due == Nanos::MAX {
-                    entry.ack_due = now.saturating_add(Nanos::from(delay_us) * 1_000);
-                    self.timers.arm(Owner::Peer(peer), entry.ack_due);
-                }
+        let wait_us = match (mode, policy.ack) {
+            (AckMode::Immediate, _) | (AckMode::Policy, Ack::Immediate) => None,
+            (AckMode::Policy, Ack::Delayed { delay_us }) => {
+                Some(delay_us).filter(|_| entry.acks_pending < at_once)
             }
-            Ack::Immediate | Ack::Delayed { .. } | Ack::Piggybacked { .. } => {
-                self.mark_ready(peer, Priority::High)
+            (_, Ack::Piggybacked { at_most_us }) => Some(at_most_us),
+            // Shorter than the sender's timer, if its policy is like ours.
+            (AckMode::Lazy, Ack::Immediate | Ack::Delayed { .. }) => Some(policy.rto_min_us / 2),
+        };
+        match wait_us {
+            None => self.mark_ready(peer, Priority::High),
+            Some(wait_us) => {
+                let due = now.saturating_add(Nanos::from(wait_us) * 1_000);
+                if due < entry.ack_due {
+                    entry.ack_due = due;
+                    self.timers.arm(Owner::Peer(peer), due);
+                }
             }
         }
     }
@@ -158,9 +198,15 @@ impl Endpoint {
         let Some(stream) = self.receive.get_mut(slot) else {
             return;
         };
-        stream.due.ack = true;
+        if stream.exact {
+            stream.due.resume = true; // the one cumulative answer there is
+        } else {
+            stream.due.ack = true;
+        }
         stream.due.drops = true;
         stream.due.nulled |= stream.nulled() != 0;
+        stream.ends = stream.bits >> 16 << 1;
+        stream.due.ends = stream.ends != 0;
         for incoming in &stream.messages {
             if let Kind::Placing(row) = incoming.kind
                 && let Some(long) = self.longs.get_mut(row)

@@ -9,6 +9,8 @@ use super::long_message::LongMessage;
 use super::receive_stream::{Incoming, Kind, ReceiveStream};
 use super::send_stream::{MessageState, SendStream};
 use super::slab::Slab;
+use crate::host::Reason;
+use crate::policy::Recovery;
 use crate::wire::chunk::Received;
 use crate::wire::{Chunk, FrameWriter, Full};
 
@@ -32,6 +34,7 @@ pub(super) fn receiver_chunks(
     longs: &mut Slab<LongMessage>,
     w: &mut FrameWriter<'_>,
     counters: &mut Counters,
+    recovery: Recovery,
 ) -> Result<(), Full> {
     let name = stream.wire();
     if stream.due.resume {
@@ -39,17 +42,17 @@ pub(super) fn receiver_chunks(
         push(w, counters, &Chunk::Resume { stream: name, base })?;
         (stream.due.resume, stream.due.ack) = (false, false);
     }
+    if stream.due.ack && stream.exact {
+        exact_acks(stream, w, counters)?;
+        stream.due.ack = false;
+    }
     if stream.due.ack {
-        let base = stream.ack_base();
-        push(
-            w,
-            counters,
-            &Chunk::Ack {
-                stream: name,
-                base,
-                received: Received::default(),
-            },
-        )?;
+        let chunk = Chunk::Ack {
+            stream: name,
+            base: stream.ack_base(),
+            received: stream.received(),
+        };
+        push(w, counters, &chunk)?;
         counters.acks_sent += 1;
         stream.due.ack = false;
     }
@@ -73,17 +76,20 @@ pub(super) fn receiver_chunks(
     }
     if stream.due.nulled {
         // A few at a time, as with drops.
-        for number in stream.nulled_numbers().take(DROPS_AT_ONCE) {
-            let delivered = false;
-            push(
-                w,
-                counters,
-                &Chunk::NullAck {
+        for (number, refused) in stream.nulled_numbers().take(DROPS_AT_ONCE) {
+            let chunk = match refused {
+                true => Chunk::MsgDrop {
                     stream: name,
                     number,
-                    delivered,
+                    reason: Reason::Refused as u8,
                 },
-            )?;
+                false => Chunk::NullAck {
+                    stream: name,
+                    number,
+                    delivered: false,
+                },
+            };
+            push(w, counters, &chunk)?;
         }
         stream.due.nulled = false;
     }
@@ -117,8 +123,7 @@ pub(super) fn receiver_chunks(
         }
         stream.due.drops = false;
     }
-    if let Some(reason) = stream.due.nack {
-        let expected = stream.arrival;
+    if let Some((expected, reason)) = stream.due.nack {
         push(
             w,
             counters,
@@ -131,8 +136,7 @@ pub(super) fn receiver_chunks(
         counters.nacks_sent += 1;
         stream.due.nack = None;
     }
-    if stream.due.ready {
-        let number = stream.arrival;
+    if let Some(number) = stream.due.ready {
         push(
             w,
             counters,
@@ -141,7 +145,7 @@ pub(super) fn receiver_chunks(
                 number,
             },
         )?;
-        stream.due.ready = false;
+        stream.due.ready = None;
     }
     if let Some(number) = stream.due.msg_end {
         push(
@@ -154,14 +158,32 @@ pub(super) fn receiver_chunks(
         )?;
         stream.due.msg_end = None;
     }
+    if stream.due.ends {
+        while stream.ends != 0 {
+            let index = stream.ends.trailing_zeros();
+            let number = stream.number(index as usize);
+            let chunk = Chunk::MsgEnd {
+                stream: name,
+                number,
+            };
+            push(w, counters, &chunk)?;
+            stream.ends &= stream.ends - 1;
+        }
+        stream.due.ends = false;
+    }
     if stream.due.grants {
         for incoming in &stream.messages {
             if let Kind::Placing(row) = incoming.kind
                 && let Some(long) = longs.get_mut(row)
                 && let Some(all) = long.cts
             {
-                // Bytes above the highest one that came may still be under way, unless the sender asked.
-                let limit = if all { long.granted } else { long.ranges.end() };
+                // Bytes above the highest one that came may still be under way, unless the sender asked; and what came in the
+                // last moments may have overtaken others. Whole messages are recovered by their sender alone.
+                let limit = match recovery {
+                    Recovery::WholeMessage => 0,
+                    _ if all => long.granted,
+                    _ => long.report,
+                };
                 let (missing, missing_len) = long.ranges.missing(limit);
                 let chunk = Chunk::Cts {
                     stream: name,
@@ -172,10 +194,29 @@ pub(super) fn receiver_chunks(
                 };
                 push(w, counters, &chunk)?;
                 counters.grants_sent += 1;
-                long.cts = None;
+                (long.cts, long.report) = (None, 0);
             }
         }
         stream.due.grants = false;
+    }
+    Ok(())
+}
+
+/// One acknowledgement per message, oldest first.
+fn exact_acks(
+    stream: &mut ReceiveStream,
+    w: &mut FrameWriter<'_>,
+    counters: &mut Counters,
+) -> Result<(), Full> {
+    while let Some(back) = stream.acks.end().checked_sub(1) {
+        let chunk = Chunk::Ack {
+            stream: stream.wire(),
+            base: stream.base.wrapping_sub(back as u32),
+            received: Received::default(),
+        };
+        push(w, counters, &chunk)?;
+        counters.acks_sent += 1;
+        stream.acks.clear(back);
     }
     Ok(())
 }
@@ -241,10 +282,10 @@ pub(super) fn sender_chunks(
     }
     if stream.probe {
         // The one that waits for a buffer, else the last one that went out: its receiver has all before it, or says what not.
-        let number = if stream.not_ready || stream.cursor == stream.base {
-            stream.cursor
-        } else {
-            stream.cursor.wrapping_sub(1)
+        let number = match stream.not_ready {
+            Some(number) => number,
+            None if stream.cursor == stream.base => stream.cursor,
+            None => stream.cursor.wrapping_sub(1),
         };
         let total = stream
             .index(number)

@@ -108,6 +108,8 @@ counters! {
     data_duplicates,
     /// DATA that no open transfer or grant covers, dropped.
     data_unexpected,
+    /// DATA beyond a hole, dropped because recovery goes back to the hole.
+    data_out_of_order,
     /// DATA dropped because its message has too many holes to remember.
     ranges_full,
     /// First chunks dropped because no receive token fits.
@@ -120,6 +122,10 @@ counters! {
     nacks_received,
     /// First chunks sent again.
     retransmits,
+    /// First chunks found lost by what had arrived when the peer answered.
+    losses_found,
+    /// Messages the receiver had and forgot, for another's sake.
+    messages_reneged,
     /// Payload bytes of long messages sent again.
     retransmitted_bytes,
     /// Retransmission timers that fired.

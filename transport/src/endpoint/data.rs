@@ -1,17 +1,20 @@
 //! Long messages in motion: DATA, gaps, grants, and giving buffers back.
 //!
 //! Problem, spec and idea: see `long_message`. Here is what happens per chunk: DATA of an accepted message within its grant is
-//! placed at its offset and counts once its checksum matched. A chunk beyond the highest byte so far shows a gap, and a CTS names
-//! what is missing, at most once per round trip; when everything sent was lost, the sender's PROBE asks.
+//! placed at its offset and counts once its checksum matched. With selective recovery a CTS names what is missing once it is missing
+//! for longer than frames overtake each other, and as often; the sender knows from the frame's horizon which of it went out again
+//! since. What was lost last is found by the sender's PROBE. With go-back-N bytes beyond a hole are dropped and everything from the hole on is asked for, once
+//! per round trip. With whole message recovery nothing is asked for: the sender's timer starts the message again.
 //!
 //! A chunk that partly covers counted bytes is read twice, once to check it whole and once to write what is new: it happens only
 //! when the sender's frame length changed between two transmissions.
 
 use super::Endpoint;
 use super::long_message::{LongMessage, RangeSet};
-use super::receive_stream::Kind;
+use super::receive_stream::{Incoming, Kind};
 use crate::host::Host;
 use crate::ident::{BufferId, Nanos};
+use crate::policy::Recovery;
 use crate::wire::chunk::Range;
 use crate::wire::{PayloadView, StreamRef};
 
@@ -22,25 +25,24 @@ impl Endpoint {
         &mut self,
         now: Nanos,
         slot: u32,
+        number: u32,
+        incoming: Incoming,
         buffer: BufferId,
-        total: u32,
-        tag: u64,
         first_bytes: u32,
         matched: bool,
     ) {
-        let Some(number) = self.receive.get(slot).map(|stream| stream.arrival) else {
-            return;
-        };
         let mut long = LongMessage {
             stream: slot,
             number,
             buffer,
-            total,
+            total: incoming.len,
             received: 0,
             ranges: RangeSet::default(),
             granted: first_bytes,
             cts: (!matched).then_some(true),
+            report: 0,
             asked_at: None,
+            seen: 0,
             age: self.age + 1,
         };
         if matched && first_bytes > 0 {
@@ -52,7 +54,8 @@ impl Endpoint {
         }
         self.grants.add(&long);
         let row = self.longs.insert(long);
-        self.push(now, slot, Kind::Placing(row), total, tag);
+        let kind = Kind::Placing(row);
+        self.push(now, slot, number, Incoming { kind, ..incoming });
         self.give_grants();
     }
 
@@ -90,7 +93,12 @@ impl Endpoint {
             self.counters.data_unexpected += 1;
             return;
         }
-        let (buffer, gap_at) = (long.buffer, long.ranges.end());
+        let (buffer, end) = (long.buffer, long.ranges.end());
+        if range.from > end && matches!(self.config.policy.recovery, Recovery::GoBackN { .. }) {
+            // Go-back-N goes back for bytes too: the papers' receiver has no place for what comes out of order.
+            self.counters.data_out_of_order += 1;
+            return self.after_data(now, slot, row, 0, range, host);
+        }
         let len = range.to - range.from;
         let (counted, old) = match long.ranges.first_gap(range) {
             None => (0, len),
@@ -105,7 +113,7 @@ impl Endpoint {
             }
         };
         self.counters.data_duplicates += u64::from(old);
-        self.after_data(now, slot, row, counted, offset > gap_at, host);
+        self.after_data(now, slot, row, counted, range, host);
     }
 
     /// Places a range none of which is counted yet. Returns the bytes counted.
@@ -125,7 +133,7 @@ impl Endpoint {
             self.counters.ranges_full += 1;
             return 0;
         }
-        if self.place(buffer, range.from, view, host) != Some(true) {
+        if self.place(buffer, range.from, u32::MAX, view, host) != Some(true) {
             return 0;
         }
         match self
@@ -175,22 +183,21 @@ impl Endpoint {
         counted
     }
 
-    /// Complete, hungry, or with a gap.
+    /// Complete, hungry, or with a hole. `counted` bytes of `range` are new.
     fn after_data<H: Host>(
         &mut self,
         now: Nanos,
         slot: u32,
         row: u32,
         counted: u32,
-        gap: bool,
+        range: Range,
         host: &mut H,
     ) {
         let policy = self.config.policy;
-        let repeat = self
-            .receive
-            .get(slot)
-            .and_then(|stream| self.peers.get(stream.peer))
-            .map_or(0, |entry| entry.rtt.repeat(&policy));
+        let entry = self.receive.get(slot).map(|stream| stream.peer);
+        let entry = entry.and_then(|peer| self.peers.get(peer));
+        let (round_trip, reorder) =
+            entry.map_or((0, 0), |e| (e.rtt.repeat(&policy), e.reorder_window()));
         let Some(long) = self.longs.get_mut(row) else {
             return;
         };
@@ -207,13 +214,32 @@ impl Endpoint {
             }
             self.commit_ready(now, slot, host);
         } else {
-            let holes = long.received < long.ranges.end();
-            let due = long
-                .asked_at
-                .is_none_or(|at| now >= at.saturating_add(repeat + repeat / 2));
-            if (gap || holes) && due {
-                long.asked_at = Some(now);
-                long.cts = long.cts.or(Some(false));
+            let asked = long.asked_at;
+            let since = |wait: Nanos| asked.is_none_or(|at| now >= at.saturating_add(wait));
+            let due = match policy.recovery {
+                Recovery::GoBackN { .. } if counted == 0 && range.from > long.ranges.end() => {
+                    since(round_trip).then_some(true)
+                }
+                // The grant was lost, if what it answered comes again.
+                Recovery::WholeMessage => {
+                    (counted == 0 && range.to == long.granted).then_some(false)
+                }
+                Recovery::Selective if long.received < long.ranges.end() => {
+                    if asked.is_none() {
+                        (long.asked_at, long.seen) = (Some(now), long.ranges.end());
+                    }
+                    (asked.is_some() && since(reorder)).then_some(false)
+                }
+                Recovery::Selective => {
+                    long.asked_at = None;
+                    None
+                }
+                Recovery::GoBackN { .. } => None,
+            };
+            if let Some(all) = due {
+                (long.asked_at, long.report) = (Some(now), long.seen);
+                long.seen = long.ranges.end();
+                long.cts = long.cts.max(Some(all));
                 if let Some(stream) = self.receive.get_mut(slot) {
                     stream.due.grants = true;
                 }
@@ -257,17 +283,18 @@ impl Endpoint {
             match incoming.kind {
                 Kind::Whole(buffer) => host.release(buffer),
                 Kind::Placing(row) => self.drop_long(row, host),
-                Kind::Null | Kind::Drop { .. } => {}
+                Kind::Null | Kind::Refused | Kind::Drop { .. } => {}
+                Kind::Missing | Kind::Committed => continue,
             }
             count += 1;
         }
         let Some(stream) = self.receive.get_mut(slot) else {
             return;
         };
-        stream.arrival = stream.base;
-        (stream.stalled, stream.no_buffer) = (false, false);
-        stream.due.nack = None;
-        (stream.due.ready, stream.due.drops, stream.due.grants) = (false, false, false);
+        stream.only_committed();
+        (stream.stalled, stream.no_buffer, stream.undecided) = (false, None, None);
+        (stream.due.nack, stream.due.ready) = (None, None);
+        (stream.due.drops, stream.due.grants) = (false, false);
         let peer = stream.peer;
         if let Some(entry) = self.peers.get_mut(peer) {
             entry.placing = entry.placing.saturating_sub(count);

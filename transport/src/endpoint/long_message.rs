@@ -126,8 +126,12 @@ pub(super) struct LongMessage {
     pub granted: u32,
     /// A CTS goes out with the next frame; `true` inside asks for all that is missing below `granted`.
     pub cts: Option<bool>,
-    /// When missing bytes were last asked for.
+    /// The next CTS names the holes below.
+    pub report: u32,
+    /// When missing bytes were last asked for, or first seen missing.
     pub asked_at: Option<Nanos>,
+    /// One past the highest byte received then: holes below are old.
+    pub seen: u32,
     /// Order of acceptance.
     pub age: u64,
 }

@@ -6,14 +6,15 @@
 //! | `credit` | who may fill receive buffers unasked |
 //! | `path` | how long frames to a peer may be |
 //! | `hello` | how two engines come to know each other, RESET, restarts and takeovers |
-//! | `send_stream`, `submit`, `answers`, `settle` | the sending end: state, commands, what receivers answer, how sends end |
-//! | `receive_stream`, `arrival`, `commit`, `long_message`, `data` | the receiving end: state, first chunks, commits and acknowledgements, ranges and grants, DATA |
+//! | `send_stream`, `submit`, `answers`, `loss`, `settle` | the sending end: state, commands, what receivers answer, what that says is lost, how sends end |
+//! | `receive_stream`, `opening`, `arrival`, `accept`, `commit`, `long_message`, `data` | the receiving end: state, streams opening, first chunks, buffers, commits and acknowledgements, ranges and grants, DATA |
 //! | `ports` | ports opening and closing, tokens appearing |
 //! | `transmit`, `turn`, `control` | what goes into the next frame |
-//! | `timeout`, `timers` | deadlines |
+//! | `timeout`, `stream_timeout`, `timers` | deadlines |
 //! | `restore` | taking over from the ledger |
 //! | `counters`, `slab` | what happened; tables |
 
+mod accept;
 mod answers;
 mod arrival;
 mod commit;
@@ -23,6 +24,8 @@ mod credit;
 mod data;
 mod hello;
 mod long_message;
+mod loss;
+mod opening;
 mod path;
 mod peer;
 mod ports;
@@ -32,6 +35,7 @@ mod round_trip;
 mod send_stream;
 mod settle;
 mod slab;
+mod stream_timeout;
 mod submit;
 mod timeout;
 mod timers;
@@ -514,7 +518,7 @@ impl Endpoint {
                 .receive
                 .iter()
                 .filter(|s| mine(&s))
-                .map(|(_, s)| s.messages.len())
+                .map(|(_, s)| s.messages.iter().filter(|m| m.is_pending()).count())
                 .sum();
             assert_eq!(entry.placing as usize, count, "placing");
             assert!(entry.incarnation == 0 || truncate(entry.incarnation) != 0);

@@ -9,13 +9,13 @@
 //! accepted wakes the next, so a thousand senders do not all answer one token. Their own probes catch what this misses.
 //!
 //! When the next message in order finds no token, the youngest accepted message of the port that is not next in its own stream
-//! gives its token up: it can come again, the other holds everybody up.
+//! gives its token up: it can come again, the other holds everybody up. Inside a stream a lower number takes the token of a higher one.
 
 use super::Endpoint;
-use super::NACK_NO_BUFFER;
 use super::receive_stream::Kind;
 use crate::host::{Host, Reason};
 use crate::ident::{Nanos, PortId};
+use crate::policy::Recovery;
 
 impl Endpoint {
     /// The port may receive from now on. Streams of an earlier owner stay closed.
@@ -107,54 +107,70 @@ impl Endpoint {
                 continue; // the row belongs to another stream by now
             }
             stream.waiting = false;
-            stream.no_buffer = false;
-            stream.due.nack = None;
-            stream.due.ready = true;
+            stream.undecided = None;
+            let Some(number) = stream.no_buffer.take() else {
+                continue; // it found one meanwhile
+            };
+            stream.due.nack = stream.due.nack.filter(|&(refused, _)| refused != number);
+            stream.due.ready = Some(number);
             self.queue_control(slot);
             count -= 1;
         }
     }
 
-    /// Takes the token of the youngest accepted message of the port that is last and not next in its stream.
-    pub(super) fn take_token_back<H: Host>(&mut self, slot: u32, host: &mut H) -> bool {
-        let Some(key) = self.receive.get(slot).map(|stream| stream.key) else {
+    /// The youngest message of the port whose token `number` may take: one that is not next in its stream, if `number` is; a later one
+    /// of the same stream in any case. So the lowest number always wins, and nobody takes a token in turns.
+    pub(super) fn find_victim(&self, slot: u32, number: u32) -> Option<(u32, usize)> {
+        let asker = self.receive.get(slot)?;
+        let (key, next) = (asker.key, asker.base == number);
+        let middle = self.config.policy.recovery == Recovery::Selective;
+        let rivals = self.receive.iter().filter(|(other, stream)| {
+            (next || *other == slot)
+                && stream.key.local == key.local
+                && stream.key.priority == key.priority
+        });
+        let messages = rivals.flat_map(|(other, stream)| {
+            let last = stream.messages.len().saturating_sub(1);
+            let own = number.wrapping_sub(stream.base) as usize;
+            let from = if other == slot { own } else { 0 } + 1;
+            let from = if middle { from } else { from.max(last) };
+            let messages = stream.messages.iter().enumerate().skip(from);
+            messages.map(move |(index, incoming)| (incoming, other, index))
+        });
+        messages
+            .filter(|(incoming, ..)| matches!(incoming.kind, Kind::Whole(_) | Kind::Placing(_)))
+            .max_by_key(|(incoming, ..)| incoming.age)
+            .map(|(_, other, index)| (other, index))
+    }
+
+    /// Takes a token back for `number`: the message that had it is forgotten, and its sender told.
+    pub(super) fn take_token_back<H: Host>(
+        &mut self,
+        slot: u32,
+        number: u32,
+        host: &mut H,
+    ) -> bool {
+        let Some((victim, index)) = self.find_victim(slot, number) else {
             return false;
         };
-        let youngest = self
-            .receive
-            .iter()
-            .filter(|(other, stream)| {
-                *other != slot
-                    && stream.key.local == key.local
-                    && stream.key.priority == key.priority
-                    && stream.messages.len() > 1
-            })
-            .filter_map(|(other, stream)| Some((stream.messages.back()?, other)))
-            .filter(|(last, _)| matches!(last.kind, Kind::Whole(_) | Kind::Placing(_)))
-            .max_by_key(|(last, _)| last.age)
-            .map(|(last, other)| (last.kind, other));
-        let Some((kind, victim)) = youngest else {
-            return false;
-        };
-        match kind {
-            Kind::Whole(buffer) => host.release(buffer),
-            Kind::Placing(row) => self.drop_long(row, host),
-            Kind::Null | Kind::Drop { .. } => return false,
-        }
-        self.counters.tokens_taken_back += 1;
         let Some(stream) = self.receive.get_mut(victim) else {
             return false;
         };
-        stream.messages.pop_back();
-        stream.arrival = stream.arrival.wrapping_sub(1);
-        stream.stalled = false;
-        stream.no_buffer = true;
-        stream.due.nack = Some(NACK_NO_BUFFER);
-        let peer = stream.peer;
+        let (peer, lost) = (stream.peer, stream.number(index));
+        match stream.forget(index).map(|incoming| incoming.kind) {
+            Some(Kind::Whole(buffer)) => host.release(buffer),
+            Some(Kind::Placing(row)) => self.drop_long(row, host),
+            _ => return false,
+        }
+        self.counters.tokens_taken_back += 1;
+        if let Some(stream) = self.receive.get_mut(victim) {
+            stream.stalled = false;
+            stream.due.ack = true;
+        }
         if let Some(entry) = self.peers.get_mut(peer) {
             entry.placing = entry.placing.saturating_sub(1);
         }
-        self.wait_for_token(victim);
+        self.ask_for_token(victim, lost);
         self.queue_control(victim);
         true
     }

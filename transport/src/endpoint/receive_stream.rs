@@ -4,37 +4,53 @@
 //! acknowledged that was not committed. ParaStation2 Table 1 (000), Tam's Stall (003), RMPP's arrival order (001), FTGM's commit
 //! before acknowledge (004), PROTOCOL *Order*, *Tokens*.
 //!
-//! Idea: two numbers. `arrival` is the next number whose first chunk may come; Table 1 is applied to it. `base` is the next to
-//! commit, equal to the durable record. Between them lie accepted messages that are being placed or wait for their turn, so
-//! transfers overlap and commits do not. First chunks that come too early are dropped: one NACK, then silence (Stall).
+//! Idea: two numbers. `arrival` is the next number whose first chunk is missing; Table 1 is applied to it. `base` is the next to
+//! commit, equal to the durable record. `messages` holds what lies from `base` on: messages that are being placed or wait for their
+//! turn, so transfers overlap and commits do not. With selective recovery first chunks are accepted beyond `arrival` too, straight
+//! into their buffers, and leave [`Kind::Missing`] between; with the others they are dropped, so nothing is ever missing, except
+//! after a takeover before numbers that were committed ahead.
 //!
 //! A number may end without a delivery. NULL (the sender gave up): the number is committed in its turn and remembered in `nulled`,
 //! a bitmap in the same durable word as `base`, until the sender confirmed that it knows: both engines may die before, and the
-//! successor of the sender asks about a message that it takes for alive. MSGDROP (no buffer can ever hold it): told first,
-//! committed only when confirmed; a restored engine judges the message again and comes to the same result, because *too long*
-//! holds for the life of a port. The cumulative acknowledgement crosses neither before it is confirmed.
+//! successor of the sender asks about a message that it takes for alive. A message its application refused is committed in the same
+//! way before its sender is told: asked again, the application may think better of it, and a late copy would be delivered. MSGDROP
+//! for a message that no buffer can ever hold is told first, and committed only when confirmed; a restored engine judges the
+//! message again and comes to the same result, because *too long* holds for the life of a port. The cumulative acknowledgement
+//! crosses neither before it is confirmed.
 //!
-//! Rejected: a reorder buffer for first chunks (needs frames or tokens while earlier numbers may never find one); a durable status
-//! per drop (a word per stream for a case that judging again settles).
+//! Where messages commit in order of arrival, a whole one is committed while an earlier long one is under way: it becomes a bit ahead of
+//! `base` in the durable word, and its sender is told by MSGEND.
 //!
-//! Invariants: no commit that would shift a bit of `nulled` out of the durable word; base ≤ arrival; `messages.len() == arrival - base`;
-//! only [`Kind::Placing`] has a row in the table of long messages.
+//! Rejected: a reorder buffer of frames (a frame is placed, or not taken at all); a durable status per drop (a word per stream for
+//! a case that judging again settles).
+//!
+//! Invariants: no commit that would shift a bit of `nulled` out of the durable word; base ≤ arrival; the last of `messages` is not
+//! missing, and the first that is has the number `arrival`; the bits ahead are exactly what is [`Kind::Committed`]; only
+//! [`Kind::Placing`] has a row in the table of long messages.
 
 use alloc::collections::VecDeque;
 
 use crate::host::{Reason, after_commit};
-use crate::ident::{BufferId, RecordId, StreamKey};
+use crate::ident::{BufferId, RecordId, StreamKey, serial_lt};
+use crate::policy::AckMode;
 use crate::wire::StreamRef;
+use crate::wire::chunk::Received;
 
-/// An accepted number.
+/// A number from `base` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
+    /// Its first chunk did not come, or was forgotten.
+    Missing,
     /// Placed and verified.
     Whole(BufferId),
     /// A long message; its row.
     Placing(u32),
     /// Given up by the sender.
     Null,
+    /// Not wanted by the application.
+    Refused,
+    /// Committed ahead of its turn.
+    Committed,
     /// Refused for good.
     Drop {
         /// Told to the sender.
@@ -48,10 +64,34 @@ pub(super) enum Kind {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Incoming {
     pub kind: Kind,
+    /// Bytes to deliver.
     pub len: u32,
+    /// Bytes the sender sent.
+    pub total: u32,
     pub tag: u64,
+    /// When to acknowledge it.
+    pub ack: AckMode,
     /// Order of acceptance over all streams: finds the youngest.
     pub age: u64,
+}
+
+impl Incoming {
+    /// A number without a payload.
+    pub(super) fn bare(kind: Kind) -> Self {
+        Self {
+            kind,
+            len: 0,
+            total: 0,
+            tag: 0,
+            ack: AckMode::Policy,
+            age: 0,
+        }
+    }
+
+    /// Whether it holds a buffer or waits for its turn.
+    pub(super) fn is_pending(&self) -> bool {
+        !matches!(self.kind, Kind::Missing | Kind::Committed)
+    }
 }
 
 /// Chunks due to the sender.
@@ -60,11 +100,14 @@ pub(super) struct Due {
     pub ack: bool,
     pub resume: bool,
     pub port_closed: bool,
-    /// NACK and its reason.
-    pub nack: Option<u8>,
-    pub ready: bool,
+    /// NACK: number and reason.
+    pub nack: Option<(u32, u8)>,
+    /// READY for this number.
+    pub ready: Option<u32>,
     /// A long message was committed.
     pub msg_end: Option<u32>,
+    /// MSGENDs for what was committed ahead, as `ends` names them.
+    pub ends: bool,
     /// NULL-ACK for a number that was delivered.
     pub null_delivered: Option<u32>,
     /// NULL-ACKs for `nulled`.
@@ -98,8 +141,20 @@ pub(super) struct ReceiveStream {
     pub closed: bool,
     /// Tam's Stall: the NACK for `arrival` was sent.
     pub stalled: bool,
-    /// The NACK for want of a buffer was sent for `arrival`.
-    pub no_buffer: bool,
+    /// The NACK for want of a buffer was sent for this number, the lowest that found none.
+    pub no_buffer: Option<u32>,
+    /// The number accepted last had others beyond it.
+    pub fills: bool,
+    /// The application has not decided about this number yet.
+    pub undecided: Option<u32>,
+    /// One acknowledgement per message.
+    pub exact: bool,
+    /// Then: bit i asks for that of `base - 1 - i`.
+    pub acks: Received,
+    /// Bit i: MSGEND is due for `base + i`, committed ahead.
+    pub ends: u32,
+    /// Bit i, beside bit i of `nulled`: the application refused it.
+    pub refused: u32,
     /// In the port's queue of streams that wait for a token.
     pub waiting: bool,
     pub due: Due,
@@ -128,7 +183,13 @@ impl ReceiveStream {
             bits: 0,
             closed: false,
             stalled: false,
-            no_buffer: false,
+            no_buffer: None,
+            fills: false,
+            undecided: None,
+            exact: false,
+            acks: Received::default(),
+            ends: 0,
+            refused: 0,
             waiting: false,
             due: Due::default(),
             in_control: false,
@@ -169,14 +230,15 @@ impl ReceiveStream {
     pub(super) fn confirm_nulled(&mut self, number: u32) -> bool {
         let bit = self.bits & self.nulled_bit(number);
         self.bits &= !bit;
+        self.refused &= !bit;
         bit != 0
     }
 
-    /// Numbers given up and not confirmed, oldest first.
-    pub(super) fn nulled_numbers(&self) -> impl Iterator<Item = u32> + use<> {
-        let (base, nulled) = (self.base, self.nulled());
+    /// Numbers given up and not confirmed, oldest first, and whether the application refused them.
+    pub(super) fn nulled_numbers(&self) -> impl Iterator<Item = (u32, bool)> + use<> {
+        let (base, nulled, refused) = (self.base, self.nulled(), self.refused);
         let bits = (0..16).rev().filter(move |bit| nulled >> bit & 1 != 0);
-        bits.map(move |bit| base.wrapping_sub(1 + bit))
+        bits.map(move |bit| (base.wrapping_sub(1 + bit), refused >> bit & 1 != 0))
     }
 
     /// Whether the next commit would lose an unconfirmed NULL.
@@ -185,24 +247,151 @@ impl ReceiveStream {
         (after & 0xffff).count_ones() < self.nulled().count_ones()
     }
 
-    /// Index of an accepted, uncommitted number.
+    /// Index of a number from `base` on that is not missing.
     pub(super) fn index(&self, number: u32) -> Option<usize> {
         let index = number.wrapping_sub(self.base) as usize;
-        (index < self.messages.len()).then_some(index)
+        let held = |m: &Incoming| m.kind != Kind::Missing;
+        self.messages.get(index).is_some_and(held).then_some(index)
     }
 
-    /// Appends the message of number `arrival`.
-    pub(super) fn accept(&mut self, incoming: Incoming) {
-        self.messages.push_back(incoming);
-        self.arrival = self.arrival.wrapping_add(1);
-        (self.stalled, self.no_buffer) = (false, false);
+    pub(super) fn number(&self, index: usize) -> u32 {
+        self.base.wrapping_add(index as u32)
+    }
+
+    /// Whether something beyond a missing number is there.
+    pub(super) fn has_holes(&self) -> bool {
+        self.arrival != self.number(self.messages.len())
+    }
+
+    /// Takes a missing number in; the caller checked that it lies in the window.
+    pub(super) fn accept(&mut self, number: u32, incoming: Incoming) {
+        let index = number.wrapping_sub(self.base) as usize;
+        while self.messages.len() <= index {
+            self.messages.push_back(Incoming::bare(Kind::Missing));
+        }
+        if let Some(place) = self.messages.get_mut(index) {
+            *place = incoming;
+        }
+        self.stalled = false;
+        self.no_buffer = self.no_buffer.filter(|&refused| refused != number);
+        self.find_arrival();
+    }
+
+    /// Makes a number missing again. Returns what it was.
+    pub(super) fn forget(&mut self, index: usize) -> Option<Incoming> {
+        let missing = Incoming::bare(Kind::Missing);
+        let was = core::mem::replace(self.messages.get_mut(index)?, missing);
+        while self
+            .messages
+            .back()
+            .is_some_and(|last| last.kind == Kind::Missing)
+        {
+            self.messages.pop_back();
+        }
+        let number = self.number(index);
+        if serial_lt(number, self.arrival) {
+            self.arrival = number;
+        }
+        Some(was)
+    }
+
+    fn find_arrival(&mut self) {
+        let mut index = self.arrival.wrapping_sub(self.base) as usize;
+        while self
+            .messages
+            .get(index)
+            .is_some_and(|m| m.kind != Kind::Missing)
+        {
+            index += 1;
+        }
+        self.arrival = self.number(index);
+    }
+
+    /// The record says {base, bits} now: numbers before `base` are over.
+    pub(super) fn advance(&mut self, base: u32, bits: u32) {
+        for _ in 0..base.wrapping_sub(self.base) {
+            let over = self.messages.pop_front();
+            self.acks.shift();
+            let refused = over.is_some_and(|m| m.kind == Kind::Refused);
+            self.refused = self.refused << 1 & 0xffff | u32::from(refused);
+            // What was not told one by one yet is told with the rest.
+            if self.exact && self.ends & 1 != 0 {
+                self.acks.set(0);
+            }
+            self.ends >>= 1;
+        }
+        (self.base, self.bits) = (base, bits);
+        self.find_arrival();
+    }
+
+    /// Nothing is there but what was committed ahead.
+    pub(super) fn only_committed(&mut self) {
+        self.messages.clear();
+        let ahead = self.bits >> 16;
+        for index in 0..32 - ahead.leading_zeros() {
+            if index == 0 {
+                self.messages.push_back(Incoming::bare(Kind::Missing));
+            }
+            self.messages
+                .push_back(Incoming::bare(match ahead >> index & 1 {
+                    0 => Kind::Missing,
+                    _ => Kind::Committed,
+                }));
+        }
+        self.arrival = self.base;
+        self.ends = ahead << 1;
+        self.due.ends = ahead != 0;
+    }
+
+    /// What is to be committed next. In order of arrival a whole message does not wait for those before it.
+    pub(super) fn next_ready(&self, in_arrival_order: bool) -> Option<usize> {
+        for (index, incoming) in self.messages.iter().enumerate() {
+            match incoming.kind {
+                Kind::Whole(_) => return Some(index),
+                Kind::Null
+                | Kind::Refused
+                | Kind::Drop {
+                    confirmed: true, ..
+                } if index == 0 => {
+                    return Some(0);
+                }
+                Kind::Missing => return None,
+                _ if !in_arrival_order => return None,
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// What an acknowledgement with base `ack_base` says was received.
+    pub(super) fn received(&self) -> Received {
+        let mut received = Received::default();
+        let behind = self.base.wrapping_sub(self.ack_base()) as usize;
+        (0..behind).for_each(|bit| received.set(bit));
+        for (index, incoming) in self.messages.iter().enumerate() {
+            if incoming.kind != Kind::Missing {
+                received.set(behind + index);
+            }
+        }
+        received
     }
 
     /// Panics when an invariant is broken.
     pub(super) fn check_consistency(&self) {
-        assert_eq!(
-            self.arrival,
-            self.base.wrapping_add(self.messages.len() as u32)
+        let missing = |m: &Incoming| m.kind == Kind::Missing;
+        let first = self.messages.iter().position(missing);
+        let first = first.unwrap_or(self.messages.len());
+        assert_eq!(self.arrival, self.number(first), "arrival");
+        assert!(
+            !self.messages.back().is_some_and(missing),
+            "a missing number at the end"
         );
+        let ahead = |(index, m): (usize, &Incoming)| match m.kind {
+            Kind::Committed => 1u64 << index,
+            _ => 0,
+        };
+        let ahead: u64 = self.messages.iter().enumerate().map(ahead).sum();
+        assert_eq!(ahead, u64::from(self.bits >> 16) << 1, "committed ahead");
+        assert_eq!(self.refused & !self.nulled(), 0, "refused");
     }
 }

@@ -27,6 +27,7 @@ use crate::host::{
     Durable, Host, Reason, RestoredReceiveStream, RestoredSend, RestoredSendStream, SendStatus,
 };
 use crate::ident::{Nanos, Peer, RecordId, SendId, StreamKey, serial_lt};
+use crate::policy::AckRule;
 
 /// What a restore found that belongs to nothing; dealt with at the first call that brings a host.
 #[derive(Clone, Debug, Default)]
@@ -81,7 +82,9 @@ impl Endpoint {
             durable.epoch,
             durable.base,
         );
+        stream.exact = self.config.policy.ack_rule == AckRule::Exact;
         stream.bits = durable.bits;
+        stream.only_committed();
         stream.closed = durable.closed;
         stream.due.resume = true;
         let slot = self.receive.insert(stream);
@@ -163,7 +166,8 @@ impl Endpoint {
             let index = send.number.wrapping_sub(base) as usize;
             match stream.queue.get_mut(index) {
                 Some(message) if message.state == MessageState::Hole => {
-                    *message = Message::new(send.request)
+                    *message = Message::new(send.request);
+                    message.restored = true;
                 }
                 _ => self.orphans.sends.push(send.request.id),
             }

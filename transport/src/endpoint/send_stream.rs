@@ -10,6 +10,9 @@
 //! between `cursor` and `high`. A message that is given up keeps its number, which then travels as NULL, so numbers stay
 //! contiguous whatever happens to messages.
 //!
+//! With selective recovery, and wherever single messages are owed again, the cursor stays and messages before it are marked `lost`: they
+//! go before anything new. What is lost is found in `loss`.
+//!
 //! After a send fails with NotDelivered (port closed, too long, deadline, bad memory) the stream pauses, as in GM: what was
 //! transmitted runs its course, what was not stays queued, later sends too, until `resume_sending` or `drop_sends`. While it is
 //! open whether a send given up was delivered after all, nothing new goes out either. A cancelled or dropped send does not
@@ -66,6 +69,14 @@ pub(super) struct Message {
     pub null_due: bool,
     /// `cancel` was called and not acted on yet.
     pub cancelled: bool,
+    /// A predecessor may have transmitted it, or given it up.
+    pub restored: bool,
+    /// When its first chunk, or NULL, last went out.
+    pub sent_at: Nanos,
+    /// The receiver said that it has its first chunk. It may forget it again.
+    pub received: bool,
+    /// It is to go out again.
+    pub lost: bool,
 }
 
 impl Message {
@@ -78,11 +89,17 @@ impl Message {
             sent: 0,
             null_due: false,
             cancelled: false,
+            restored: false,
+            sent_at: 0,
+            received: false,
+            lost: false,
         }
     }
 
-    fn restart(&mut self) {
+    /// The receiver has nothing of it, as far as we know.
+    pub(super) fn restart(&mut self) {
         (self.long, self.granted, self.sent) = (false, 0, 0);
+        (self.received, self.lost) = (false, false);
     }
 }
 
@@ -109,8 +126,8 @@ pub(super) struct SendStream {
     pub reopened_at: Nanos,
     /// Tam's Stall: nothing new until a positive acknowledgement.
     pub stalled: bool,
-    /// The receiver has no buffer for `cursor`.
-    pub not_ready: bool,
+    /// The receiver has no buffer for this number: messages from it on wait.
+    pub not_ready: Option<u32>,
     /// Credit, or room for a record, is wanting: the timer asks again.
     pub starved: bool,
     /// A send failed; see the module's text.
@@ -131,6 +148,19 @@ pub(super) struct SendStream {
     pub idle_at: Nanos,
     /// Ranges of long messages to send again.
     pub resend: VecDeque<(u32, Range)>,
+    /// Those that went out again last, and when.
+    pub resent: VecDeque<(u32, Range, Nanos)>,
+    /// Some message may be marked `lost`.
+    pub lost: bool,
+    /// What the receiver had when it answered last, and when that came.
+    pub horizon: Nanos,
+    pub heard_at: Nanos,
+    /// The highest number it had then of those that left at `horizon`.
+    pub newest: Option<u32>,
+    /// When messages that may merely have been overtaken are lost; MAX if there are none.
+    pub reorder_at: Nanos,
+    /// When `base` moved last.
+    pub moved_at: Nanos,
 
     // control chunks due
     pub probe: bool,
@@ -161,7 +191,7 @@ impl SendStream {
             reopen: false,
             reopened_at: 0,
             stalled: false,
-            not_ready: false,
+            not_ready: None,
             starved: false,
             paused: false,
             holding: false,
@@ -173,6 +203,13 @@ impl SendStream {
             deadline: Nanos::MAX,
             idle_at: Nanos::MAX,
             resend: VecDeque::new(),
+            resent: VecDeque::new(),
+            lost: false,
+            horizon: 0,
+            heard_at: 0,
+            newest: None,
+            reorder_at: Nanos::MAX,
+            moved_at: 0,
             probe: false,
             close: false,
             nulls: false,
@@ -234,15 +271,26 @@ impl SendStream {
         self.cursor = number;
     }
 
-    /// Go back at most once per number and `repeat` (NACK as fast retransmit).
-    pub(super) fn go_back_once(&mut self, now: Nanos, number: u32, repeat: Nanos) -> bool {
+    /// Go back at most once per number and round trip (NACK as fast retransmit): never for an answer that was written before what
+    /// went out again since had arrived; without a horizon not within `repeat`.
+    pub(super) fn go_back_once(
+        &mut self,
+        now: Nanos,
+        number: u32,
+        horizon: Nanos,
+        repeat: Nanos,
+    ) -> bool {
         if !serial_lt(number, self.cursor) {
             return false;
         }
-        if let Some((last, at)) = self.last_back
-            && last == number
-            && now < at.saturating_add(repeat)
-        {
+        let sent_at = self.index(number).and_then(|i| self.queue.get(i));
+        let sent_at = sent_at.map_or(0, |message| message.sent_at);
+        let again = |&(last, at): &(u32, Nanos)| last == number && now < at.saturating_add(repeat);
+        let stale = match horizon {
+            0 => self.last_back.as_ref().is_some_and(again),
+            horizon => sent_at > horizon,
+        };
+        if stale {
             return false;
         }
         self.last_back = Some((number, now));
@@ -257,7 +305,10 @@ impl SendStream {
         self.confirms.clear();
         self.filler = None;
         self.probe = false;
-        (self.stalled, self.not_ready, self.starved) = (false, false, false);
+        (self.stalled, self.not_ready, self.starved) = (false, None, false);
+        (self.lost, self.horizon, self.newest) = (false, 0, None);
+        self.reorder_at = Nanos::MAX;
+        self.resent.clear();
         (self.backoff, self.timer) = (0, Nanos::MAX);
         self.last_back = None;
     }
@@ -273,8 +324,9 @@ impl SendStream {
         }
         if serial_lt(self.cursor, self.base) {
             self.cursor = self.base;
-            self.not_ready = false;
         }
+        let base = self.base;
+        self.not_ready = self.not_ready.filter(|&number| !serial_lt(number, base));
         if serial_lt(self.high, self.base) {
             self.high = self.base;
         }
@@ -293,7 +345,7 @@ impl SendStream {
         } else {
             Nanos::MAX
         };
-        self.timer.min(self.deadline).min(idle)
+        self.timer.min(self.deadline).min(self.reorder_at).min(idle)
     }
 
     /// Gives message `index` up. Returns its status if it is known at once: never transmitted means not delivered.
@@ -333,6 +385,58 @@ impl SendStream {
         }
     }
 
+    /// Marks a message that went out to go out again.
+    pub(super) fn lose(&mut self, index: usize) {
+        let number = self.number(index);
+        if let Some(message) = self.queue.get_mut(index) {
+            message.restart();
+            message.lost = true;
+            self.lost = true;
+            self.resend.retain(|&(n, _)| n != number);
+        }
+    }
+
+    /// The first message to go out again that nothing holds back.
+    pub(super) fn first_lost(&mut self) -> Option<usize> {
+        if !self.lost {
+            return None;
+        }
+        let before = self.cursor.wrapping_sub(self.base) as usize;
+        let mut messages = self.queue.iter().take(before).enumerate();
+        let Some(first) = messages.find(|(_, m)| m.lost) else {
+            self.lost = false;
+            return None;
+        };
+        let free = |(index, message): &(usize, &Message)| {
+            message.lost && (message.state != MessageState::Live || self.is_ready(*index))
+        };
+        core::iter::once(first)
+            .chain(messages)
+            .find(free)
+            .map(|(index, _)| index)
+    }
+
+    /// Whether message `index` need not wait for a buffer.
+    pub(super) fn is_ready(&self, index: usize) -> bool {
+        let number = self.number(index);
+        self.not_ready.is_none_or(|from| serial_lt(number, from))
+    }
+
+    /// Remembers that bytes went out again.
+    pub(super) fn note_resent(&mut self, number: u32, range: Range, now: Nanos) {
+        if self.resent.len() == RESEND_MAX {
+            self.resent.pop_front();
+        }
+        self.resent.push_back((number, range, now));
+    }
+
+    /// Whether some of these bytes went out again after what the receiver had at `horizon`.
+    pub(super) fn is_on_its_way(&self, number: u32, range: Range, horizon: Nanos) -> bool {
+        self.resent.iter().any(|&(n, sent, at)| {
+            n == number && at > horizon && sent.from < range.to && range.from < sent.to
+        })
+    }
+
     pub(super) fn resend_range(&mut self, number: u32, range: Range) {
         if self.resend.len() < RESEND_MAX {
             self.resend.push_back((number, range));
@@ -362,6 +466,12 @@ impl SendStream {
                 MessageState::Live => assert!(message.sent <= message.request.len),
                 MessageState::Hole => {}
             }
+            assert!(!message.lost || self.lost, "lost and forgotten");
+            assert!(!message.lost || !message.received, "lost and received");
+            assert!(
+                !message.lost || index < at(self.cursor),
+                "lost before it was sent"
+            );
         }
     }
 }

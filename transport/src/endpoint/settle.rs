@@ -85,6 +85,9 @@ impl Endpoint {
         let open = matches!(message.state, MessageState::Live | MessageState::Null(_));
         message.state = MessageState::Done;
         let id = message.request.id;
+        if stream.not_ready == Some(stream.number(index)) {
+            stream.not_ready = None;
+        }
         if let SendStatus::NotDelivered(reason) = status
             && open
             && pauses(reason)
@@ -111,6 +114,7 @@ impl Endpoint {
             return;
         }
         stream.stalled = false;
+        stream.moved_at = now;
         stream.backoff = 0;
         stream.last_back = None;
         stream.timer = Nanos::MAX; // starts anew

@@ -1,21 +1,16 @@
-//! Deadlines: retransmission, delayed acknowledgements, HELLO repeats, silence, send deadlines, idle streams.
+//! Deadlines of peers: delayed acknowledgements, HELLO repeats, silence.
 //!
 //! Problem: everything a frame could have said may be lost, control included (ParaStation2's four kinds of loss, 000). RFC 6298
 //! for the timeout; RMPP's retry of the oldest request (001); PROTOCOL *Congestion*.
 //!
-//! Idea: the timer sends no data. It sends a PROBE, and the receiver answers with everything it knows (acknowledgement, gap, want
-//! of buffer, grants with what is missing), so a lost acknowledgement costs a header instead of a window, and there is one way
-//! to recover. Backoff doubles up to the policy's bound; a peer that says nothing at all for `unreachable_after` is unreachable.
+//! Idea: one deadline per peer here, one per sending stream in `stream_timeout`. A peer that says nothing at all for
+//! `unreachable_after` is unreachable.
 
 use super::Endpoint;
 use super::PeerState;
-use super::send_stream::{Message, MessageState};
 use super::timers::Owner;
 use crate::host::{Host, Reason};
 use crate::ident::{Nanos, Priority};
-
-/// CLOSEs sent before a stream to a silent peer is forgotten without CLOSED.
-const CLOSE_TRIES: u8 = 10;
 
 impl Endpoint {
     /// Does what is due at `now`.
@@ -71,81 +66,5 @@ impl Endpoint {
         self.repeat_hello(now, slot);
         self.repeat_probe(now, slot);
         self.repeat_call(now, slot);
-    }
-
-    fn stream_timeout<H: Host>(&mut self, now: Nanos, slot: u32, host: &mut H) {
-        let Some(stream) = self.send.get_mut(slot) else {
-            return;
-        };
-        if stream.deadline <= now {
-            self.give_up_where(now, slot, Reason::Deadline, host, |m| {
-                m.request.deadline <= now
-            });
-        }
-        let Some(stream) = self.send.get_mut(slot) else {
-            return;
-        };
-        let Some(entry) = self.peers.get(stream.peer) else {
-            if stream.queue.is_empty() && stream.idle_at <= now {
-                return self.remove_send_stream(slot, host);
-            }
-            // A restored stream to a node that is not there any more: nobody will ever say what became of what was sent.
-            let waits = |m: &Message| m.state == MessageState::Live;
-            let gone = !self.nodes.contains_key(&stream.key.node);
-            if gone && !stream.queue.is_empty() && !stream.queue.iter().any(waits) {
-                self.fail_stream(now, slot, Reason::NoRoute, host);
-            }
-            if let Some(stream) = self.send.get(slot) {
-                self.timers.arm(Owner::Send(slot), stream.next_wake());
-            }
-            return;
-        };
-        let up = entry.is_up();
-        if stream.timer <= now {
-            stream.timer = Nanos::MAX;
-            if up && stream.closing {
-                stream.close = true;
-                stream.close_tries = stream.close_tries.saturating_add(1);
-            } else if up
-                && !stream.reopen
-                && (stream.outstanding() || stream.not_ready || stream.starved)
-            {
-                self.counters.timeouts += 1;
-                stream.probe = true;
-                for message in &mut stream.queue {
-                    if matches!(message.state, MessageState::Null(_)) {
-                        message.null_due = true;
-                        stream.nulls = true;
-                    }
-                }
-            }
-            if up {
-                stream.backoff = stream.backoff.saturating_add(1);
-                stream.timer =
-                    now.saturating_add(entry.rtt.rto(&self.config.policy, stream.backoff));
-            }
-            if stream.closing && (!up || stream.close_tries > CLOSE_TRIES) {
-                return self.remove_send_stream(slot, host);
-            }
-            if up && stream.nulls {
-                self.activate(now, slot); // one at the cursor goes out in its turn
-            }
-            let Some(stream) = self.send.get(slot) else {
-                return;
-            };
-            if up && stream.reopen && !stream.queue.is_empty() {
-                self.reopen(slot, host);
-                self.activate(now, slot);
-            }
-            self.queue_sender_control(slot);
-        } else if stream.queue.is_empty() && !stream.closing && stream.idle_at <= now {
-            // Nothing outstanding: the epoch ends here, whatever becomes of the CLOSE.
-            stream.idle_at = Nanos::MAX;
-            stream.closing = true;
-            stream.close = up;
-            stream.timer = now.saturating_add(entry.rtt.rto(&self.config.policy, 0));
-            self.queue_sender_control(slot);
-        }
-        self.rearm(now, slot);
     }
 }

@@ -202,6 +202,7 @@ impl Endpoint {
 
     /// Answers and control. True if the frame is full.
     fn answers(&mut self, slot: u32, w: &mut FrameWriter<'_>, plan: &mut Plan) -> bool {
+        let recovery = self.config.policy.recovery;
         let Some(entry) = self.peers.get_mut(slot) else {
             return true;
         };
@@ -215,7 +216,9 @@ impl Endpoint {
             if let Some(stream) = self.receive.get_mut(receiver)
                 && stream.peer == slot
             {
-                if receiver_chunks(stream, &mut self.longs, w, &mut self.counters).is_err() {
+                if receiver_chunks(stream, &mut self.longs, w, &mut self.counters, recovery)
+                    .is_err()
+                {
                     return true;
                 }
                 stream.in_control = false;

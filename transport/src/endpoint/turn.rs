@@ -3,7 +3,7 @@
 //! Problem: which of a stream's messages goes next, and how much of it, under window, Stall, want of buffers, credit and grants.
 //! ParaStation2's window and states (000), Tam's Stall on the sending side (003), RMPP's grants (001), GAMMA's credits (002).
 //!
-//! Idea: first chunks go before DATA: a first chunk is what order depends on, DATA is paced by grants. A number that is only owed
+//! Idea: what is lost goes before what is new, and first chunks go before DATA: a first chunk is what order depends on, DATA is paced by grants. A number that is only owed
 //! (NULL) goes whatever holds messages back. A message that fits a frame waits for one that has room for it; a longer one takes
 //! what is left, unless that is too little to be worth a chunk.
 //!
@@ -87,9 +87,15 @@ impl StreamWriter<'_, '_, '_> {
                 Turn::NoCredit // the timer tries again
             };
         }
+        let mut blocked = None;
+        if let Some(index) = stream.first_lost() {
+            match self.again(stream, index) {
+                Turn::NoCredit => blocked = Some(Turn::NoCredit),
+                turn => return turn,
+            }
+        }
         let index = stream.cursor.wrapping_sub(stream.base) as usize;
         let fresh = stream.cursor == stream.high;
-        let mut blocked = None;
         if index < self.window as usize
             && let Some(message) = stream.queue.get(index)
         {
@@ -98,7 +104,7 @@ impl StreamWriter<'_, '_, '_> {
                 MessageState::Null(_) | MessageState::Hole | MessageState::Done => {
                     return self.null(stream, index);
                 }
-                MessageState::Live if stream.not_ready => {}
+                MessageState::Live if !stream.is_ready(index) || blocked.is_some() => {}
                 MessageState::Live
                     if fresh && (stream.stalled || stream.paused || stream.holding) => {}
                 MessageState::Live => match self.first(stream, index) {
@@ -119,12 +125,22 @@ impl StreamWriter<'_, '_, '_> {
         Some((room, self.space.saturating_sub(room)))
     }
 
+    /// A message that is lost, or its NULL.
+    fn again(&mut self, stream: &mut SendStream, index: usize) -> Turn {
+        match stream.queue.get(index).map(|message| message.state) {
+            None => Turn::Nothing,
+            Some(MessageState::Live) => self.first(stream, index),
+            Some(_) => self.null(stream, index),
+        }
+    }
+
     /// NULL in its turn.
     fn null(&mut self, stream: &mut SendStream, index: usize) -> Turn {
+        let number = stream.number(index);
         let chunk = Chunk::Null {
             stream: stream.wire(),
             start: stream.start(),
-            number: stream.cursor,
+            number,
         };
         match self.room(&chunk) {
             Some((_, used)) if !self.plan.charged || used <= self.credit => {}
@@ -136,8 +152,8 @@ impl StreamWriter<'_, '_, '_> {
         if let Some(message) = stream.queue.get_mut(index) {
             message.null_due = false;
         }
-        stream.not_ready = false;
-        self.advance(stream);
+        stream.not_ready = stream.not_ready.filter(|&from| from != number);
+        self.advance(stream, index);
         Turn::Sent
     }
 
@@ -147,7 +163,7 @@ impl StreamWriter<'_, '_, '_> {
             return Turn::Nothing;
         };
         let request = message.request;
-        let (name, start, number) = (stream.wire(), stream.start(), stream.cursor);
+        let (name, start, number) = (stream.wire(), stream.start(), stream.number(index));
         let (total, tag, ack) = (request.len, request.tag, request.ack);
         let alone = FRAME_HEADER_LEN + EAGER_HEADER + total as usize;
         let whole =
@@ -211,18 +227,26 @@ impl StreamWriter<'_, '_, '_> {
             message.long = !whole;
             (message.sent, message.granted) = (len as u32, len as u32);
         }
-        if stream.cursor != stream.high {
+        if number != stream.high {
             self.counters.retransmits += 1;
         }
-        self.advance(stream);
+        self.advance(stream, index);
         Turn::Sent
     }
 
-    fn advance(&mut self, stream: &mut SendStream) {
-        if stream.cursor == stream.high {
-            stream.high = stream.high.wrapping_add(1);
+    /// The first chunk of a message, or its NULL, goes out.
+    fn advance(&mut self, stream: &mut SendStream, index: usize) {
+        let number = stream.number(index);
+        if let Some(message) = stream.queue.get_mut(index) {
+            message.lost = false;
+            message.sent_at = self.now;
         }
-        stream.cursor = stream.cursor.wrapping_add(1);
+        if number == stream.high {
+            stream.high = number.wrapping_add(1);
+        }
+        if number == stream.cursor {
+            stream.cursor = number.wrapping_add(1);
+        }
         self.plan.asks = true;
     }
 
@@ -241,6 +265,7 @@ impl StreamWriter<'_, '_, '_> {
                 Err(turn) => turn,
                 Ok(taken) => {
                     self.counters.retransmitted_bytes += u64::from(taken.to - taken.from);
+                    stream.note_resent(number, taken, self.now);
                     if taken.to == range.to {
                         stream.resend.pop_front();
                     } else if let Some(front) = stream.resend.front_mut() {

@@ -196,6 +196,11 @@ impl Policy {
                 "ack_rule",
                 "cumulative unless recovery is go-back-n",
             ),
+            (
+                self.recovery != Recovery::WholeMessage || self.on_timeout == OnTimeout::Resend,
+                "on_timeout",
+                "resend where recovery is whole-message: nothing else finds a loss",
+            ),
             (self.eager_buffers >= 1, "eager_buffers", "at least 1"),
             (
                 self.eager_budget_buffers == 0 || self.eager_budget_buffers >= self.eager_buffers,
@@ -301,6 +306,10 @@ mod tests {
         assert_eq!(
             refused(|p| (p.ack_rule, p.recovery) = (AckRule::Exact, Recovery::Selective)),
             "ack_rule"
+        );
+        assert_eq!(
+            refused(|p| p.recovery = Recovery::WholeMessage),
+            "on_timeout"
         );
         assert_eq!(refused(|p| p.eager_buffers = 0), "eager_buffers");
         assert_eq!(

@@ -58,6 +58,21 @@ impl Received {
         }
     }
 
+    /// Takes a mark back.
+    pub fn clear(&mut self, i: usize) {
+        if let Some(word) = self.0.get_mut(i / 64) {
+            *word &= !(1 << (i % 64));
+        }
+    }
+
+    /// Moves every mark up by one; the highest is forgotten.
+    pub fn shift(&mut self) {
+        let mut carry = 0;
+        for word in &mut self.0 {
+            (*word, carry) = (*word << 1 | carry, *word >> 63);
+        }
+    }
+
     /// Words up to the last that is not empty: what travels.
     pub fn words(&self) -> &[u64] {
         let len = ACK_WORDS - self.0.iter().rev().take_while(|word| **word == 0).count();

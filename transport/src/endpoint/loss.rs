@@ -1,0 +1,179 @@
+//! What is lost, from what receivers say they have.
+//!
+//! Problem: find what the network lost as soon as it can be known, send it again once, and do not take for lost what was merely
+//! overtaken. ParaStation2 Table 1's exact acknowledgements (000); RACK (RFC 8985) over the time stamps of every frame.
+//!
+//! Idea: an acknowledgement lists what the receiver has beyond its base. Its frame says which of our frames had arrived when it was
+//! written: the *horizon*. A message that left before the horizon and is not listed is lost, once frames that left with it have had
+//! the time to arrive late: the reorder window. If that time is not over, a timer waits for the rest of it. What is sent again
+//! has a new time and is judged by it, so each loss is repaired once per round trip, whatever was lost, retransmissions and their
+//! acknowledgements included. Messages of one frame burst have the same time; then the order of numbers decides.
+//!
+//! An answer says nothing of messages that left after its horizon, and one whose horizon is older than another's of the stream is
+//! late and says nothing at all but its base. A message that was listed and is not any more lost its buffer to another: it is owed
+//! again, from its first byte.
+//!
+//! With exact acknowledgements one for a later number than the oldest shows that those for the numbers between were lost: they
+//! are sent again and acknowledged again.
+//!
+//! An acknowledgement below our base, written after we had told what became of `base - 1`, is from a receiver whose engine died before it committed
+//! a drop that it had told us of: NULL fills its place.
+//!
+//! Rejected: counting duplicate acknowledgements (three frames may never follow); a timer per message.
+//!
+//! Invariants: no message is marked lost that left at or after the horizon plus the time since it was heard; a message that is
+//! marked has no mark of being received.
+
+use super::Endpoint;
+use super::send_stream::{MessageState, SendStream};
+use crate::ident::{Nanos, serial_lt};
+use crate::policy::Recovery;
+use crate::wire::chunk::Received;
+
+impl SendStream {
+    /// Marks what is lost by now: not received, left before what was received and `window` ago. Returns how many, and sets when to
+    /// look again.
+    fn find_lost(&mut self, now: Nanos, window: Nanos) -> u64 {
+        let (horizon, newest) = (self.horizon, self.newest);
+        let reached = horizon.saturating_add(now.saturating_sub(self.heard_at));
+        let (mut found, mut again) = (0, Nanos::MAX);
+        for index in 0..self.cursor.wrapping_sub(self.base) as usize {
+            let number = self.number(index);
+            let Some(message) = self.queue.get(index) else {
+                break;
+            };
+            let with_newest = || newest.is_some_and(|newest| serial_lt(number, newest));
+            let overtaken =
+                message.sent_at < horizon || (message.sent_at == horizon && with_newest());
+            if message.received || message.lost || !overtaken {
+                continue;
+            }
+            let lost_at = message.sent_at.saturating_add(window);
+            if lost_at <= reached {
+                self.lose(index);
+                found += 1;
+            } else {
+                again = again.min(now.saturating_add(lost_at - reached));
+            }
+        }
+        self.reorder_at = again;
+        found
+    }
+
+    /// Takes in what the receiver has. True if something of it is news; and how many messages it forgot.
+    fn learn_received(&mut self, base: u32, received: &Received, horizon: Nanos) -> (bool, u64) {
+        let shift = self.base.wrapping_sub(base) as usize;
+        let (mut news, mut forgotten) = (false, 0);
+        self.newest = None;
+        for index in 0..self.cursor.wrapping_sub(self.base) as usize {
+            let number = self.number(index);
+            let Some(message) = self.queue.get_mut(index) else {
+                break;
+            };
+            if received.has(shift + index) {
+                news |= !message.received;
+                (message.received, message.lost) = (true, false);
+                if message.sent_at == horizon {
+                    self.newest = Some(number);
+                }
+                if self.not_ready == Some(number) {
+                    self.not_ready = None;
+                }
+            } else if message.received && message.sent_at <= horizon {
+                self.lose(index);
+                forgotten += 1;
+            }
+        }
+        (news, forgotten)
+    }
+}
+
+impl Endpoint {
+    /// An acknowledgement's bitmap; its base is settled.
+    pub(super) fn on_received(&mut self, now: Nanos, slot: u32, base: u32, received: &Received) {
+        if self.config.policy.recovery != Recovery::Selective {
+            return;
+        }
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        let Some(entry) = self.peers.get(stream.peer) else {
+            return;
+        };
+        let horizon = entry.horizon;
+        if horizon == 0 || horizon < stream.horizon || serial_lt(stream.base, base) {
+            return;
+        }
+        (stream.horizon, stream.heard_at) = (horizon, now);
+        let (news, forgotten) = stream.learn_received(base, received, horizon);
+        let found = stream.find_lost(now, entry.reorder_window());
+        self.counters.losses_found += found;
+        self.counters.messages_reneged += forgotten;
+        if news {
+            stream.backoff = 0;
+        }
+        if news || found + forgotten > 0 {
+            stream.timer = now.saturating_add(entry.rtt.rto(&self.config.policy, stream.backoff));
+            self.activate(now, slot);
+        }
+        self.rearm(now, slot);
+    }
+
+    /// The reorder window of some messages is over.
+    pub(super) fn reorder_timeout(&mut self, now: Nanos, slot: u32) {
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        let Some(entry) = self.peers.get(stream.peer) else {
+            stream.reorder_at = Nanos::MAX;
+            return;
+        };
+        let found = stream.find_lost(now, entry.reorder_window());
+        self.counters.losses_found += found;
+        if found > 0 {
+            stream.timer = now.saturating_add(entry.rtt.rto(&self.config.policy, stream.backoff));
+            self.activate(now, slot);
+        }
+    }
+
+    /// One message the receiver says it does not have, whatever else it has.
+    pub(super) fn on_single_loss(&mut self, now: Nanos, slot: u32, number: u32) {
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        let horizon = self.peers.get(stream.peer).map_or(0, |e| e.horizon);
+        let Some(index) = stream.index(number) else {
+            return;
+        };
+        // What went out after the answer's horizon is not what it speaks of.
+        let spoken_of = |m: &super::send_stream::Message| {
+            m.state != MessageState::Done && !m.lost && (horizon == 0 || m.sent_at <= horizon)
+        };
+        if serial_lt(number, stream.cursor) && stream.queue.get(index).is_some_and(spoken_of) {
+            stream.lose(index);
+            self.activate(now, slot);
+        }
+    }
+
+    /// Exact acknowledgement of `number`: those of the numbers before it were lost.
+    pub(super) fn on_skipped(&mut self, now: Nanos, slot: u32, number: u32) {
+        let Some(base) = self.send.get(slot).map(|stream| stream.base) else {
+            return;
+        };
+        for skipped in 0..number.wrapping_sub(base) {
+            self.on_single_loss(now, slot, base.wrapping_add(skipped));
+        }
+    }
+
+    /// An acknowledgement below our base: old, or its receiver lost what it told us of.
+    pub(super) fn on_old_base(&mut self, slot: u32, base: u32) {
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        let horizon = self.peers.get(stream.peer).map_or(0, |e| e.horizon);
+        if horizon > stream.moved_at {
+            stream.filler = Some(base);
+            self.queue_sender_control(slot);
+        }
+    }
+}
