@@ -50,7 +50,10 @@ pub(super) fn receiver_chunks(
         let chunk = Chunk::Ack {
             stream: name,
             base: stream.ack_base(),
-            received: stream.received(),
+            received: match recovery {
+                Recovery::Selective => stream.received(),
+                _ => Received::default(),
+            },
         };
         push(w, counters, &chunk)?;
         counters.acks_sent += 1;

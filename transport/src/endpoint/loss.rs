@@ -157,10 +157,12 @@ impl Endpoint {
 
     /// Exact acknowledgement of `number`: those of the numbers before it were lost.
     pub(super) fn on_skipped(&mut self, now: Nanos, slot: u32, number: u32) {
-        let Some(base) = self.send.get(slot).map(|stream| stream.base) else {
-            return;
+        let stream = self.send.get(slot);
+        let found = stream.and_then(|stream| Some((stream.base, stream.index(number)?)));
+        let Some((base, index)) = found else {
+            return; // it was the oldest, or an old one
         };
-        for skipped in 0..number.wrapping_sub(base) {
+        for skipped in 0..index as u32 {
             self.on_single_loss(now, slot, base.wrapping_add(skipped));
         }
     }

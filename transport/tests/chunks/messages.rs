@@ -177,13 +177,14 @@ pub mod data {
         assert_eq!(p.says(rest), ["data_unexpected +1"]);
     }
 
-    // Bytes behind a gap: placed, and the gap is asked for. Bytes beyond the grant, of a message that was not accepted yet, and
+    // Bytes behind a gap: dropped, and everything from the gap on is asked for. Bytes beyond the grant, of a message that was not accepted yet, and
     // of an epoch to come: not taken.
     pub fn future() {
         let mut p = granted();
         let behind = p.data(1, 2000, 3000);
-        assert_eq!(p.says(behind), ["CTS 1 to 3000, again 1000..2000"]);
-        let hole = p.data(1, 1000, 2000);
+        let asked = ["CTS 1 to 3000, again 1000..3000", "data_out_of_order +1"];
+        assert_eq!(p.says(behind), asked);
+        let hole = p.data(1, 1000, 3000);
         assert_eq!(p.says(hole), ["delivers 1", "ACK 2", "MSGEND 1"]);
         let (early, later) = (p.data(2, 0, 1000), p.data(2, 0, 1000).epoch(1));
         assert_eq!(p.says(early), ["data_unexpected +1"]);
