@@ -8,4 +8,6 @@ pub mod campaign;
 pub mod checks;
 pub mod cluster;
 pub mod harness;
+pub mod heap;
 pub mod puppet;
+pub mod scenario;

@@ -1,22 +1,36 @@
-//! `portolan-sim`: random runs from seeds.
+//! `portolan-sim`: random runs from seeds, and measurements on simulated hardware.
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
-use clap::Parser;
-use portolan_sim::campaign::parallel::{Report, attempt, campaign, keep_panics};
+use clap::{Args, Parser, Subcommand};
+use portolan_sim::campaign::parallel::{attempt, campaign, keep_panics};
 use portolan_sim::campaign::plan::{Options, Plan};
-use portolan_transport::policy::Profile;
-use serde_json::json;
+use portolan_sim::harness::{MS, US};
+use portolan_sim::scenario::{all_to_all, incast, profiles};
+use portolan_transport::policy::{Policy, Profile};
 
-/// Deterministic simulation of Portolan's transport
+mod summary;
+
+#[global_allocator]
+static HEAP: portolan_sim::heap::Counting = portolan_sim::heap::Counting;
+
+/// Deterministic simulation of Portolan's transport: random clusters, traffic and faults, every run from its seed
 #[derive(Parser)]
-#[command(name = "portolan-sim")]
+#[command(name = "cargo xtask sim", args_conflicts_with_subcommands = true)]
 struct Arguments {
+    #[command(subcommand)]
+    scenario: Option<Scenario>,
+    #[command(flatten)]
+    campaign: Campaign,
+}
+
+#[derive(Args)]
+struct Campaign {
     /// Seeds to run
     #[arg(long, default_value_t = 500)]
     seeds: u64,
-    /// The first seed; alone, the only one
+    /// The one seed to run
     #[arg(long)]
     seed: Option<u64>,
     /// All nodes run this profile [default: drawn from the seed]
@@ -31,15 +45,82 @@ struct Arguments {
     /// Prints every frame (one seed)
     #[arg(long, requires = "seed")]
     trace: bool,
-    /// Prints what the seed does, and does not do it
+    /// Prints what the seed would do, and does not do it
     #[arg(long, requires = "seed")]
     plan: bool,
     /// The summary as JSON
     #[arg(long)]
     json: bool,
-    /// Goes on after this many failures
+    /// Ends after so many failures
     #[arg(long, default_value_t = 10)]
     failures: usize,
+}
+
+#[derive(Subcommand)]
+enum Scenario {
+    /// Many senders of long messages to one receiver, beside single frames at high priority
+    Incast {
+        #[arg(long, default_value_t = 1_000)]
+        senders: u16,
+        /// Bytes of a long message
+        #[arg(long, default_value_t = 64 << 10)]
+        size: u32,
+        /// Long messages under way per sender
+        #[arg(long, default_value_t = 2)]
+        depth: u32,
+        /// Nodes that send single frames
+        #[arg(long, default_value_t = 16)]
+        others: u16,
+        /// How long it is measured, simulated milliseconds
+        #[arg(long, default_value_t = 100)]
+        milliseconds: u64,
+        #[arg(long, value_parser = profile, default_value = "default")]
+        profile: Profile,
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        #[arg(long)]
+        json: bool,
+    },
+    /// Every node sends to every other one
+    AllToAll {
+        #[arg(long, default_value_t = 4_096, value_parser = clap::value_parser!(u16).range(2..=4_096))]
+        nodes: u16,
+        /// Bytes of a message
+        #[arg(long, default_value_t = 64)]
+        size: u32,
+        /// Messages under way per node
+        #[arg(long, default_value_t = 8)]
+        depth: u16,
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        #[arg(long)]
+        json: bool,
+    },
+    /// Goodput and latency of every profile at losses from 0 to 10 %
+    Profiles {
+        /// Bytes of a message
+        #[arg(long, default_value_t = 8_192)]
+        size: u32,
+        /// Longest frame, transport bytes
+        #[arg(long, default_value_t = 8_958)]
+        frame: u16,
+        /// How long goodput is measured, simulated milliseconds
+        #[arg(long, default_value_t = 200)]
+        milliseconds: u64,
+        /// Messages whose latency is measured
+        #[arg(long, default_value_t = 50_000)]
+        messages: u64,
+        /// Part of the link they take, percent
+        #[arg(long, default_value_t = 20)]
+        load: u32,
+        /// The fixed timer of the second table, microseconds
+        #[arg(long, default_value_t = 10_000)]
+        fixed_us: u32,
+        #[arg(long)]
+        jobs: Option<usize>,
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 fn profile(name: &str) -> Result<Profile, String> {
@@ -47,16 +128,117 @@ fn profile(name: &str) -> Result<Profile, String> {
     Profile::named(name).ok_or(format!("one of {names}"))
 }
 
+/// One per core, unless said otherwise.
+fn threads(jobs: Option<usize>) -> usize {
+    let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    jobs.unwrap_or_else(cores)
+}
+
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    match arguments.scenario {
+        Some(scenario) => run_scenario(scenario),
+        None => run_campaign(&arguments.campaign),
+    }
+}
+
+fn show(json: bool, (text, value): (String, serde_json::Value)) -> ExitCode {
+    if json {
+        println!("{value:#}");
+    } else {
+        println!("{text}");
+    }
+    ExitCode::SUCCESS
+}
+
+fn run_scenario(scenario: Scenario) -> ExitCode {
+    match scenario {
+        Scenario::Incast {
+            senders,
+            size,
+            depth,
+            others,
+            milliseconds,
+            profile,
+            seed,
+            json,
+        } => {
+            let case = incast::Incast {
+                senders,
+                len: size,
+                depth,
+                others,
+                single: 1_000,
+                apart_ns: 200 * US,
+                measured_ns: milliseconds * MS,
+                policy: incast::policy(profile),
+                seed,
+            };
+            show(json, incast::report(&case))
+        }
+        Scenario::AllToAll {
+            nodes,
+            size,
+            depth,
+            seed,
+            json,
+        } => {
+            let case = all_to_all::AllToAll {
+                nodes,
+                len: size,
+                depth,
+                policy: Policy {
+                    stream_idle_ms: 1,
+                    peer_idle_ms: 1,
+                    ..Policy::default()
+                },
+                seed,
+            };
+            show(json, all_to_all::report(&case))
+        }
+        Scenario::Profiles {
+            size,
+            frame,
+            milliseconds,
+            messages,
+            load,
+            fixed_us,
+            jobs,
+            json,
+        } => {
+            let adaptive = profiles::Case {
+                len: size,
+                max_frame: frame,
+                measured_ns: milliseconds * MS,
+                messages,
+                load_percent: load,
+                fixed_us: None,
+                seed: 1,
+            };
+            let fixed = profiles::Case {
+                fixed_us: Some(fixed_us),
+                ..adaptive
+            };
+            let tables =
+                [adaptive, fixed].map(|case| (case, profiles::table(&case, threads(jobs))));
+            let texts = tables
+                .iter()
+                .map(|(case, table)| profiles::markdown(case, table));
+            let text = texts.collect::<Vec<_>>().join("\n");
+            let values = tables
+                .iter()
+                .map(|(case, table)| profiles::as_json(case, table));
+            show(json, (text, values.collect()))
+        }
+    }
+}
+
+fn run_campaign(arguments: &Campaign) -> ExitCode {
     keep_panics();
     let options = Options {
         profile: arguments.profile,
         nodes: arguments.nodes,
     };
-    let jobs = arguments
-        .jobs
-        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     if let Some(seed) = arguments.seed
         && arguments.plan
     {
@@ -82,118 +264,28 @@ fn main() -> ExitCode {
         None => (0, arguments.seeds),
     };
     let terminal = std::io::stderr().is_terminal();
-    let report = campaign(
-        first,
-        count,
-        jobs,
-        options,
-        arguments.failures,
-        |all, report| {
-            if terminal {
-                eprint!(
-                    "\r{}/{all} seeds, {} failed ",
-                    report.seeds,
-                    report.failures.len()
-                );
-                let _ = std::io::stderr().flush();
-            }
-        },
-    );
+    let (jobs, most) = (threads(arguments.jobs), arguments.failures);
+    let report = campaign(first, count, jobs, options, most, |all, report| {
+        if terminal {
+            eprint!(
+                "\r{}/{all} seeds, {} failed ",
+                report.seeds,
+                report.failures.len()
+            );
+            let _ = std::io::stderr().flush();
+        }
+    });
     if terminal {
         eprint!("\r\x1b[K");
     }
     if arguments.json {
-        println!("{}", as_json(&report));
+        println!("{:#}", summary::as_json(&report));
     } else {
-        print(&report, &options);
+        summary::print(&report, &options);
     }
     if report.failures.is_empty() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     }
-}
-
-/// The command that repeats a seed.
-fn command(seed: u64, options: &Options) -> String {
-    let mut command = format!("cargo xtask sim --seed {seed}");
-    if let Some(profile) = options.profile {
-        command += &format!(" --profile {}", profile.name());
-    }
-    if let Some(nodes) = options.nodes {
-        command += &format!(" --nodes {nodes}");
-    }
-    command
-}
-
-fn print(report: &Report, options: &Options) {
-    for failure in &report.failures {
-        println!("seed {}: {}", failure.seed, failure.violation);
-        println!("  repeat with: {}", command(failure.seed, options));
-    }
-    let (total, tally) = (&report.total, &report.total.tally);
-    println!(
-        "seeds       {} ({} failed)",
-        report.seeds,
-        report.failures.len()
-    );
-    println!(
-        "messages    {} sent, {} delivered",
-        total.messages, total.delivered
-    );
-    println!("frames      {} ({} bytes)", tally.frames, tally.bytes);
-    println!(
-        "faults      {}: {} lost, {} doubled, {} corrupt, {} late, {} crossings lost",
-        tally.faults(),
-        tally.lost,
-        tally.duplicated,
-        tally.corrupted,
-        tally.late,
-        tally.crossings_lost
-    );
-    println!(
-        "            {} engine deaths, {} reboots, {} engines stopped",
-        tally.deaths, tally.reboots, tally.stops
-    );
-    println!(
-        "congestion  {} frames without a receive buffer, {} dropped by the switch",
-        tally.no_receive_buffer, total.switch_dropped
-    );
-    println!(
-        "time        {:.1} s ({:.1} s simulated); slowest seed {} with {:.2} s",
-        report.took.as_secs_f64(),
-        total.lasted_ns as f64 / 1e9,
-        report.slowest.0,
-        report.slowest.1.as_secs_f64()
-    );
-}
-
-fn as_json(report: &Report) -> serde_json::Value {
-    let (total, tally) = (&report.total, &report.total.tally);
-    let failures: Vec<_> = report
-        .failures
-        .iter()
-        .map(|f| json!({"seed": f.seed, "invariant": f.violation.invariant, "what": f.violation.what}))
-        .collect();
-    json!({
-        "seeds": report.seeds,
-        "failures": failures,
-        "messages": total.messages,
-        "delivered": total.delivered,
-        "frames": tally.frames,
-        "bytes": tally.bytes,
-        "lost": tally.lost,
-        "duplicated": tally.duplicated,
-        "corrupted": tally.corrupted,
-        "late": tally.late,
-        "crossings_lost": tally.crossings_lost,
-        "deaths": tally.deaths,
-        "reboots": tally.reboots,
-        "stops": tally.stops,
-        "faults": tally.faults(),
-        "no_receive_buffer": tally.no_receive_buffer,
-        "switch_dropped": total.switch_dropped,
-        "simulated_ns": total.lasted_ns,
-        "seconds": report.took.as_secs_f64(),
-    })
 }

@@ -11,7 +11,7 @@ use crate::steps::{self, cargo};
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
 pub struct Options {
-    /// `--seeds N`, `--seed S`, `--profile P`, `--nodes N`, `--jobs J`, `--json`, `--trace`; or a scenario
+    /// `--seeds N`, `--seed S`, `--profile P`, `--nodes N`, `--jobs J`, `--json`, `--trace`, or `incast`, `all-to-all`, `profiles`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }

@@ -251,7 +251,7 @@ impl Plan {
         }
         let kinds = rng.u64(); // which kinds of faults this run has
         let restarts = self.silence && kinds & 1 != 0;
-        for _ in 0..rng.between(2, 20) {
+        for _ in 0..rng.between(4, 40) {
             let at = rng.below(self.safety_ns);
             let engine = rng.below(engines) as usize;
             let (node, other, port) = (self.node(rng), self.node(rng), self.port(rng));
@@ -384,7 +384,7 @@ fn hardware(rng: &mut Rng) -> Hardware {
 fn weather(rng: &mut Rng) -> Impairment {
     let mut weather = Impairment::default();
     if rng.chance(600) {
-        weather.loss_ppm = *rng.pick(&[100, 1_000, 10_000, 50_000, 200_000]);
+        weather.loss_ppm = *rng.pick(&[1_000, 10_000, 50_000, 100_000, 250_000]);
     }
     if rng.chance(250) {
         weather.bursts = Some(Bursts {

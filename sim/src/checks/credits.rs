@@ -33,6 +33,8 @@ struct Account {
     limit: u32,
     /// The highest `sent_buffers` of the peer's that arrived here.
     seen: Option<u32>,
+    /// The highest one in a handshake, which may or may not have counted.
+    heard: Option<u32>,
     /// The peer wants back what is left, which is then counted as sent.
     called_back: bool,
     /// Names the newest frame.
@@ -115,7 +117,7 @@ impl Check for Credits {
         if header.dst_incarnation != 0 && account.association.theirs.0 != header.dst_incarnation {
             account.association.theirs = (header.dst_incarnation, None);
             account.limit = account.sent.wrapping_add(eager.max(own));
-            account.seen = None;
+            (account.seen, account.heard) = (None, None);
         }
         let charged = is_charged(seen);
         let buffers = if charged {
@@ -127,11 +129,10 @@ impl Check for Credits {
             // The peer was given up and forgotten, and is known anew.
             account.sent = 0;
             account.limit = eager.max(own);
-            account.seen = None;
+            (account.seen, account.heard) = (None, None);
         }
         let used = header.sent_buffers.wrapping_sub(account.sent);
-        let returned =
-            account.called_back && !charged && !serial_lt(account.limit, header.sent_buffers);
+        let returned = account.called_back && !serial_lt(account.limit, header.sent_buffers);
         if used != buffers && !returned {
             return Err(format!(
                 "{:?} -> {:?}: a frame of {} bytes uses {buffers} buffers, sent_buffers went from {} to {}",
@@ -145,7 +146,9 @@ impl Check for Credits {
             ));
         }
         account.sent = header.sent_buffers;
+        let heard = account.heard;
         if let Some(theirs) = account.seen
+            && let theirs = heard.filter(|h| serial_lt(theirs, *h)).unwrap_or(theirs)
             && header.credit_limit.wrapping_sub(theirs) as i32 > own as i32
         {
             return Err(format!(
@@ -185,7 +188,7 @@ impl Check for Credits {
         if theirs.1 != known {
             account.association.theirs = theirs;
             account.limit = account.sent.wrapping_add(eager);
-            account.seen = None;
+            (account.seen, account.heard) = (None, None);
         }
         if serial_lt(account.limit, header.credit_limit) {
             account.limit = header.credit_limit;
@@ -199,11 +202,14 @@ impl Check for Credits {
             )
         };
         let believed = !seen.frame.chunks().all(|(chunk, _)| handshake(chunk));
-        account.seen = match account.seen {
-            Some(before) if serial_lt(header.sent_buffers, before) => Some(before),
-            None if !believed => None,
-            _ => Some(header.sent_buffers),
+        let place = if believed {
+            &mut account.seen
+        } else {
+            &mut account.heard
         };
+        if place.is_none_or(|before| serial_lt(before, header.sent_buffers)) {
+            *place = Some(header.sent_buffers);
+        }
         Ok(())
     }
 

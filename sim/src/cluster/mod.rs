@@ -246,6 +246,11 @@ impl Cluster {
         counters.map(|c| c.2).sum()
     }
 
+    /// Takes an engine's endpoint away, to see what it holds; the engine is dead from then on.
+    pub fn take_endpoint(&mut self, engine: usize) -> Option<Endpoint> {
+        self.engines[engine].endpoint.take()
+    }
+
     // ---- what applications do ----
 
     /// Opens a port with room for messages of `len` bytes.

@@ -72,6 +72,8 @@ struct Port {
     free_at: Nanos,
     /// Somebody will call when it is free.
     called: bool,
+    /// Bytes that left on the wire.
+    carried: u64,
 }
 
 /// What becomes of a frame that reached the switch.
@@ -108,12 +110,18 @@ impl Switch {
         }
     }
 
+    /// Bytes that left on a port's wire.
+    pub fn carried(&self, port: usize) -> u64 {
+        self.ports[port].carried
+    }
+
     /// A frame of `len` bytes for `port` arrived.
     pub fn ingress(&mut self, now: Nanos, port: u32, class: u8, frame: u32, len: u32) -> Ingress {
         let (hardware, used) = (self.hardware, self.used);
         let out = &mut self.ports[port as usize];
         if out.free_at <= now && out.queues.iter().all(VecDeque::is_empty) {
             out.free_at = now + hardware.wire_time(len);
+            out.carried += u64::from(len) + hardware.overhead_bytes;
             return Ingress::Leaves(out.free_at);
         }
         let class = usize::from(class.min(1));
@@ -140,6 +148,7 @@ impl Switch {
         let (frame, len) = out.queues[class].pop_front()?;
         out.bytes[class] -= u64::from(len);
         self.used -= u64::from(len);
+        out.carried += u64::from(len) + self.hardware.overhead_bytes;
         out.free_at = out.free_at.max(now) + self.hardware.wire_time(len);
         out.called = out.queues.iter().any(|queue| !queue.is_empty());
         Some((frame, out.free_at, out.called))
