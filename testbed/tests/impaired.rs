@@ -241,15 +241,23 @@ fn profiles_that_acknowledge_differently_refuse_each_other() {
     refuse_each_other(Profile::ParaStation2, Profile::Ftgm, "ack_rule");
 }
 
-#[test]
-fn profiles_that_differ_otherwise_work_together() {
-    let (one, two) = (Profile::GbnStall, Profile::Ftgm);
+fn work_together(one: Profile, two: Profile) {
     assert_eq!(one.policy().misfit(&two.policy().wire()), None);
     let cluster = pair(one, two);
     all_is_delivered(&cluster, one, &sizes());
     let row = peer(cluster.lab.node(1));
     assert_eq!(row["state"], "up", "{row}");
     assert_eq!(row["misfit"], Value::Null, "{row}");
+}
+
+#[test]
+fn profiles_of_other_windows_and_credits_work_together() {
+    work_together(Profile::Gamma, Profile::Ftgm);
+}
+
+#[test]
+fn a_profile_that_stalls_and_one_that_does_not_work_together() {
+    work_together(Profile::Ftgm, Profile::GbnStall);
 }
 
 // A profile is changed by restarting the daemon with another: then they understand each other.

@@ -33,6 +33,13 @@ pub fn programs() -> Result<()> {
     steps::run_to_end(&mut cargo(&build), BUILD).with_context(|| format!("cargo {build}"))
 }
 
+/// Builds the wire of impaired labs, which needs what [`programs`] installs.
+pub fn wire() -> Result<()> {
+    setup::run()?;
+    let build = format!("build --profile {PROFILE} -p portolan-wire --bins");
+    steps::run_to_end(&mut cargo(&build), BUILD).with_context(|| format!("cargo {build}"))
+}
+
 /// The same as steps, together with every test program. Whether it succeeded.
 pub fn everything(steps: &mut Steps) -> Result<bool> {
     if !steps.check("what this machine needs", "cargo xtask setup", setup::run)? {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use portolan_testbed::{Encap, Lab, Node, Spec, process};
+use portolan_testbed::{Encap, Impairment, Lab, Node, Spec, process};
 
 use crate::build;
 
@@ -22,9 +22,16 @@ pub enum Task {
         nodes: u16,
         #[command(flatten)]
         network: Network,
+        #[command(flatten)]
+        damage: Damage,
         /// Namespaces and interfaces only, no daemons
         #[arg(long)]
         bare: bool,
+    },
+    /// From now on this happens to Portolan's frames, in a lab that was made with any of these; without arguments nothing
+    Impair {
+        #[command(flatten)]
+        damage: Damage,
     },
     /// Runs a command in a node's network, with `portolan` in its PATH and told that node's socket
     Exec {
@@ -55,6 +62,50 @@ pub struct Network {
     /// UDP over IPv6 instead of IPv4
     #[arg(long)]
     pub ipv6: bool,
+}
+
+/// What happens to Portolan's frames on the way
+#[derive(Args, Clone)]
+pub struct Damage {
+    /// Lost frames, in percent
+    #[arg(long)]
+    loss: Option<f64>,
+    /// Frames that arrive twice, in percent
+    #[arg(long)]
+    duplicate: Option<f64>,
+    /// Frames with a wrong bit, in percent
+    #[arg(long)]
+    corrupt: Option<f64>,
+    /// Frames overtaken by others, in percent
+    #[arg(long)]
+    reorder: Option<f64>,
+    /// How long every frame travels at least, in microseconds
+    #[arg(long)]
+    delay_us: Option<u32>,
+    /// Rate of the link toward each node, in Mbit/s
+    #[arg(long)]
+    rate_mbit: Option<u64>,
+}
+
+impl Damage {
+    /// None where nothing was asked for.
+    fn impairment(&self) -> Option<Impairment> {
+        let share = |percent: Option<f64>| percent.unwrap_or(0.0) / 100.0;
+        let impairment = Impairment {
+            loss: share(self.loss),
+            duplicate: share(self.duplicate),
+            corrupt: share(self.corrupt),
+            reorder: share(self.reorder),
+            delay_us: self.delay_us.unwrap_or(0),
+            rate_bps: self.rate_mbit.unwrap_or(0).saturating_mul(1_000_000),
+            ..Impairment::default()
+        };
+        let shares = [self.loss, self.duplicate, self.corrupt, self.reorder];
+        let asked = shares.iter().any(Option::is_some)
+            || self.delay_us.is_some()
+            || self.rate_mbit.is_some();
+        asked.then_some(impairment)
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
@@ -91,8 +142,14 @@ pub fn run(task: Task) -> Result<()> {
         Task::Up {
             nodes,
             network,
+            damage,
             bare,
-        } => up(network.spec(nodes)?, bare),
+        } => {
+            let mut spec = network.spec(nodes)?;
+            spec.impairment = damage.impairment();
+            up(spec, bare)
+        }
+        Task::Impair { damage } => impair(&damage),
         Task::Exec { node, command } => exec(node, &command),
         Task::Down => down(),
         Task::Status => status(),
@@ -110,6 +167,9 @@ fn up(spec: Spec, bare: bool) -> Result<()> {
     }
     if !bare {
         build::programs()?;
+    }
+    if spec.impairment.is_some() {
+        build::wire()?;
     }
     let builder = Lab::builder().spec(spec).binaries(build::binaries()?);
     let lab = builder.build_lasting().context(
@@ -133,15 +193,32 @@ fn up(spec: Spec, bare: bool) -> Result<()> {
     lab.leave_up()
 }
 
+fn impair(damage: &Damage) -> Result<()> {
+    let lab = existing()?;
+    if lab.spec().impairment.is_none() {
+        bail!("this lab has no wire that could; `cargo xtask lab up --loss 0` makes one that has");
+    }
+    lab.wire().set(&damage.impairment().unwrap_or_default())?;
+    for (node, line) in lab.wire().counters()?.toward {
+        println!("toward node {node} so far: {line:?}");
+    }
+    Ok(())
+}
+
 fn describe(spec: &Spec) -> String {
     let Spec {
         nodes,
         queues,
         mtu,
         encap,
-        impairment: _,
+        impairment,
     } = spec;
-    format!("{nodes} nodes, queues {queues}, MTU {mtu}, {encap}")
+    let wire = if impairment.is_some() {
+        ", over a wire that can be told to impair"
+    } else {
+        ""
+    };
+    format!("{nodes} nodes, queues {queues}, MTU {mtu}, {encap}{wire}")
 }
 
 fn print_node(node: &Node) {

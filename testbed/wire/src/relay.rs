@@ -20,6 +20,8 @@ use crate::umem::{Frame, Memory};
 const AWAKE: Duration = Duration::from_micros(30);
 /// What is due within this is not slept for.
 const NEAR: u64 = 60_000;
+/// Before the nodes it connects.
+const NICE: i32 = -15;
 /// Turns between two looks at the control socket while there is work.
 const CONTROL_EVERY: u32 = 256;
 
@@ -57,6 +59,8 @@ impl Relay {
         // Sleeps shorter than the kernel's usual slack of 50 µs.
         let slack = std::num::NonZeroU64::new(1);
         rustix::thread::set_current_timer_slack(slack).context("timer slack")?;
+        // A wire does not wait for a core.
+        rustix::process::setpriority_process(None, NICE).context("priority")?;
         let mut last_work = self.now();
         let mut turns = 0u32;
         loop {

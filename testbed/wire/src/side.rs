@@ -14,10 +14,11 @@ use rustix::net::{SendFlags, send};
 use xsk_rs::config::{BindFlags, LibxdpFlags, QueueSize, SocketConfig};
 use xsk_rs::{CompQueue, FillQueue, FrameDesc, RxQueue, Socket, TxQueue};
 
-use crate::umem::{Frame, Memory, RING};
+use crate::umem::{CHUNKS, Frame, Memory, RING};
 
-/// Chunks a socket is given to receive into.
-const FILL: usize = 1024;
+/// Chunks a socket is given to receive into, at most: all that two nodes have under way unasked and granted, so that nothing is
+/// missed while others have the core.
+const FILL: usize = RING as usize;
 /// Frames taken from a socket at once, chunks given to or taken from a ring at once.
 pub const BATCH: usize = 64;
 /// Kicks in a row while the kernel says that it has more to send.
@@ -38,10 +39,13 @@ pub struct Side {
 impl Side {
     pub fn open(side: &WireSide, spec: &WireSpec, memory: &mut Memory) -> Result<Self> {
         let interface = &side.interface;
+        // Half of all chunks are for frames on their way.
+        let sockets = spec.sides.len() * usize::from(spec.queues);
+        let fill = FILL.min(CHUNKS as usize / 2 / sockets.max(1));
         let mut steer = Steer::load(&steering(spec))?;
         let mut queues = Vec::new();
         for number in 0..spec.queues {
-            let mut queue = Queue::open(interface, number, memory)
+            let mut queue = Queue::open(interface, number, fill, memory)
                 .with_context(|| format!("AF_XDP socket of {interface}, queue {number}"))?;
             queue.refill(memory);
             steer.insert(u32::from(number), queue.fd())?;
@@ -81,8 +85,9 @@ pub struct Queue {
     tx: TxQueue,
     fill: FillQueue,
     completion: CompQueue,
-    /// Chunks the kernel has to receive into.
+    /// Chunks the kernel has to receive into, and the most it is given.
     given: usize,
+    most: usize,
     /// Chunks the kernel has to send and did not complete.
     sending: usize,
     /// Whether it was told of all of them.
@@ -95,7 +100,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    fn open(interface: &str, number: u16, memory: &Memory) -> Result<Self> {
+    fn open(interface: &str, number: u16, most: usize, memory: &Memory) -> Result<Self> {
         let ring = QueueSize::new(RING)?;
         let config = SocketConfig::builder()
             .rx_queue_size(ring)
@@ -117,6 +122,7 @@ impl Queue {
             fill,
             completion,
             given: 0,
+            most,
             sending: 0,
             kicked: true,
             partial: None,
@@ -168,7 +174,7 @@ impl Queue {
 
     /// Gives the kernel chunks to receive into.
     pub fn refill(&mut self, memory: &mut Memory) {
-        while self.given + BATCH <= FILL {
+        while self.given + BATCH <= self.most {
             self.scratch.clear();
             self.scratch.extend(memory.take(BATCH));
             // SAFETY: chunks of our UMEM that were free, so in no ring.

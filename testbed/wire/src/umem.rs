@@ -16,7 +16,7 @@ pub const CHUNKS: u32 = 16 * 1024;
 /// Chunks kept back from frames under way, so that sockets can receive.
 const RESERVE: usize = 1024;
 /// Entries of every ring.
-pub const RING: u32 = 2048;
+pub const RING: u32 = 4096;
 /// Pieces of the longest frame: 9000 bytes and an Ethernet header.
 const PIECES: usize = 3;
 
