@@ -32,11 +32,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use portolan_transport::endpoint::{Config, FrameError};
 use portolan_transport::host::SendStatus;
 use portolan_transport::ident::{Nanos, Peer, PortId, Priority, SendId, StreamKey, serial_lt};
-use portolan_transport::policy::Policy;
+use portolan_transport::policy::{Order, Policy};
 use portolan_transport::wire::frame::HELD_UNIT;
 use portolan_transport::wire::{self, FrameHeader, FrameWriter};
 use portolan_transport::{Endpoint, Host as _};
 
+use crate::checks;
 use crate::harness::book::{Book, Route, SharedBook, fill};
 use crate::harness::host::{EngineDeath, Event, TestHost};
 use crate::harness::{US, node};
@@ -174,6 +175,10 @@ impl Puppet {
         };
         let now = 7_000 * US;
         let book = Book::shared();
+        if policy.order == Order::Arrival {
+            let order = checks::order::Order::of_arrival();
+            book.borrow_mut().checks.replace(Box::new(order));
+        }
         let mut host = TestHost::new(node(1), book.clone(), EPOCH);
         host.open_port(PortId(OURS), MAX_LEN);
         let mut endpoint = Endpoint::new(config.clone(), now);
@@ -410,6 +415,11 @@ impl Puppet {
             remote: PortId(THEIRS),
             priority: self.priority,
         }
+    }
+
+    /// The newest time stamp the puppet heard.
+    pub fn last_heard(&self) -> Option<u32> {
+        Some(self.newest.0)
     }
 
     /// The puppet as a peer.

@@ -17,7 +17,7 @@ mod messages;
 mod requests;
 
 use portolan_sim::puppet::{FOREIGN, OURS, Puppet, SHUT, Say, THEIRS, reseal};
-use portolan_transport::policy::{Ack, Policy};
+use portolan_transport::policy::{Ack, Policy, Recovery};
 use portolan_transport::wire::WireError;
 
 macro_rules! matrix {
@@ -48,9 +48,14 @@ matrix! {
     endings: msg_drop null_ack port_closed closed refused resume;
 }
 
+/// Messages under way per stream.
+const WINDOW: u32 = 8;
+
 /// Ours, but acknowledged at once, so that an answer is heard in the step that caused it.
 fn policy() -> Policy {
     Policy {
+        recovery: Recovery::Selective,
+        window_messages: WINDOW,
         ack: Ack::Immediate,
         ..Policy::default()
     }

@@ -3,7 +3,7 @@
 use portolan_sim::puppet::{MAX_LEN, NOTHING, Puppet};
 use portolan_transport::wire::WireError;
 
-use crate::{Case, policy, receiver};
+use crate::{Case, WINDOW, policy, receiver};
 
 pub mod eager {
     use super::*;
@@ -23,13 +23,22 @@ pub mod eager {
         case().holds();
     }
 
-    // Message 2 arrives where 1 is expected. Expect: one NACK for 1, then silence; nothing kept.
+    // Messages 2 and 3 arrive where 1 is expected. Expect: taken into buffers, listed, delivered in their turn. A number beyond
+    // the window is a violation.
     pub fn future() {
         let mut p = receiver();
-        let early = p.eager(2);
-        assert_eq!(p.says(early.clone()), ["NACK 1 gap", "out_of_order +1"]);
-        assert_eq!(p.says(early), ["out_of_order +1"]);
-        assert_eq!((p.delivered(), p.host.claimed()), (1, 0));
+        let (two, three) = (p.eager(2), p.eager(3));
+        assert_eq!(p.says(three.clone()), ["ACK 1 +3"]);
+        assert_eq!(p.says(three), ["ACK 1 +3", "duplicates +1"]);
+        assert_eq!(p.says(two), ["ACK 1 +2 +3"]);
+        assert_eq!((p.delivered(), p.host.claimed()), (1, 2));
+        let beyond = p.eager(1 + WINDOW);
+        assert_eq!(p.says(beyond), ["protocol_violations +1"]);
+        let one = p.eager(1);
+        assert_eq!(
+            p.says(one),
+            ["delivers 1", "delivers 2", "delivers 3", "ACK 4"]
+        );
     }
 
     // Shapes the parser refuses; a payload that does not match its checksum, which is NACKed and counts for nothing.
@@ -83,7 +92,7 @@ pub mod rts {
     pub fn case() -> Case {
         let mut p = receiver();
         let say = p.rts(1, 5000, 1000);
-        Case::new(p, say, ["CTS 1 to 5000"])
+        Case::new(p, say, ["ACK 1 +1", "CTS 1 to 5000"])
     }
 
     // The request again while its message is under way: acknowledged and granted again. And again when it is over: acknowledged.
@@ -93,7 +102,7 @@ pub mod rts {
         p.says(request.clone());
         assert_eq!(
             p.says(request.clone()),
-            ["ACK 1", "CTS 1 to 5000", "duplicates +1"]
+            ["ACK 1 +1", "CTS 1 to 5000", "duplicates +1"]
         );
         for from in (1000..5000).step_by(1000) {
             let data = p.data(1, from, from + 1000);
@@ -104,12 +113,20 @@ pub mod rts {
         assert_eq!(p.delivered(), 2);
     }
 
-    // Request 2 where 1 is expected. Expect: NACK for 1, no grant, no token taken.
+    // Request 2 where 1 is expected: granted all the same, and delivered in its turn. Beyond the window: a violation, no token taken.
     pub fn future() {
         let mut p = receiver();
-        let early = p.rts(2, 5000, 1000);
-        assert_eq!(p.says(early), ["NACK 1 gap", "out_of_order +1"]);
-        assert_eq!(p.host.claimed(), 0);
+        let (early, rest) = (p.rts(2, 1500, 1000), p.data(2, 1000, 1500));
+        assert_eq!(p.says(early), ["ACK 1 +2", "CTS 2 to 1500"]);
+        assert_eq!(p.says(rest), NOTHING);
+        let beyond = p.rts(1 + WINDOW, 5000, 1000);
+        assert_eq!(p.says(beyond), ["protocol_violations +1"]);
+        assert_eq!(p.host.claimed(), 1);
+        let one = p.eager(1);
+        assert_eq!(
+            p.says(one),
+            ["delivers 1", "delivers 2", "ACK 3", "MSGEND 2"]
+        );
     }
 
     // More payload than the message has; a corrupt payload, which leaves the request standing and asks for the bytes again.
@@ -121,12 +138,16 @@ pub mod rts {
         let corrupt = case.say.clone().corrupt();
         assert_eq!(
             case.p.says(corrupt),
-            ["CTS 1 to 5000, again 0..5000", "payloads_corrupt +1"]
+            [
+                "ACK 1 +1",
+                "CTS 1 to 5000, again 0..5000",
+                "payloads_corrupt +1"
+            ]
         );
         // Longer than the port ever takes: refused for good.
         let mut p = receiver();
         let long = p.rts(1, MAX_LEN + 1, 1000);
-        assert_eq!(p.says(long), ["MSGDROP 1 too long"]);
+        assert_eq!(p.says(long), ["ACK 1 +1", "MSGDROP 1 too long"]);
     }
 
     pub fn wrong_incarnation() {
@@ -151,7 +172,7 @@ pub mod data {
     fn granted() -> Puppet {
         let mut p = receiver();
         let request = p.rts(1, 3000, 1000);
-        assert_eq!(p.says(request), ["CTS 1 to 3000"]);
+        assert_eq!(p.says(request), ["ACK 1 +1", "CTS 1 to 3000"]);
         p
     }
 
@@ -177,14 +198,16 @@ pub mod data {
         assert_eq!(p.says(rest), ["data_unexpected +1"]);
     }
 
-    // Bytes behind a gap: dropped, and everything from the gap on is asked for. Bytes beyond the grant, of a message that was not accepted yet, and
-    // of an epoch to come: not taken.
+    // Bytes behind a gap: placed; the gap is asked for once what was overtaken would have come. Bytes beyond the grant, of a message
+    // that was not accepted yet, and of an epoch to come: not taken.
     pub fn future() {
         let mut p = granted();
-        let behind = p.data(1, 2000, 3000);
-        let asked = ["CTS 1 to 3000, again 1000..3000", "data_out_of_order +1"];
-        assert_eq!(p.says(behind), asked);
-        let hole = p.data(1, 1000, 3000);
+        let behind = p.data(1, 2000, 2500);
+        assert_eq!(p.says(behind), NOTHING);
+        p.waits(1_000_000);
+        let next = p.data(1, 2500, 3000);
+        assert_eq!(p.says(next), ["CTS 1 to 3000, again 1000..2000"]);
+        let hole = p.data(1, 1000, 2000);
         assert_eq!(p.says(hole), ["delivers 1", "ACK 2", "MSGEND 1"]);
         let (early, later) = (p.data(2, 0, 1000), p.data(2, 0, 1000).epoch(1));
         assert_eq!(p.says(early), ["data_unexpected +1"]);
@@ -198,7 +221,10 @@ pub mod data {
             4,
         );
         let request = p.rts(0, 5000, 1000);
-        assert_eq!(p.says(request), ["CTS 0 to 2000", "streams_opened +1"]);
+        assert_eq!(
+            p.says(request),
+            ["ACK 0 +0", "CTS 0 to 2000", "streams_opened +1"]
+        );
         let (beyond, across) = (p.data(0, 2000, 3000), p.data(0, 1500, 2500));
         assert_eq!(p.says(beyond), ["data_unexpected +1"]);
         assert_eq!(p.says(across), ["data_unexpected +1"]);

@@ -1,7 +1,7 @@
 //! Tam's go-back-N with Stall (003 §4.2.1), profile `gbn-stall`: Figure 4.1 (a), the sender, and (b), the receiver.
 //! transport.md §6.1, §7.3, §7.5
 
-use portolan_sim::harness::US;
+use portolan_sim::harness::{MS, US};
 use portolan_sim::puppet::{NOTHING, Puppet};
 use portolan_transport::policy::{AckMode, Policy, Profile};
 
@@ -122,9 +122,12 @@ fn figure_4_1_a_a_nack_stalls_the_sender() {
 fn figure_4_1_a_one_going_back_per_number_and_round_trip() {
     let mut p = sender();
     p.waits(50 * US);
+    // Written before what was sent again was heard.
+    p.echo = p.last_heard();
     assert_eq!(p.says(p.nack(1, 1)).len(), 4);
-    assert_eq!(p.says_all(vec![p.nack(1, 1), p.nack(1, 1)]), NOTHING);
-    p.waits(100 * US);
+    assert_eq!(p.says(p.nack(1, 1)), NOTHING);
+    p.echo = None;
+    p.waits(50 * US);
     assert_eq!(p.says(p.nack(1, 1)).len(), 4);
     assert_eq!(p.counter("timeouts"), 0);
 }
@@ -141,4 +144,45 @@ fn acknowledgements_are_delayed() {
         assert_eq!(p.says(message), [delivered.as_str()]);
     }
     assert_eq!(p.waits(SOON), ["ACK 4"]);
+}
+// Going back fails. Expect: in the Stall nothing is sent but by the timer, which backs off; the first positive acknowledgement ends it.
+#[test]
+fn figure_4_1_a_in_the_stall_only_timers_send() {
+    let mut p = sender();
+    p.says(p.nack(1, 1));
+    p.sends(100);
+    p.transcript();
+    let (mut last, mut gaps) = (p.now, Vec::new());
+    while gaps.len() < 4 {
+        let outcome = p.waits(100 * US);
+        if !outcome.is_empty() {
+            assert_eq!(outcome[0], "EAGER 1, 100 bytes");
+            assert!(!outcome.iter().any(|line| line.starts_with("EAGER 4")));
+            gaps.push(p.now - last);
+            last = p.now;
+        }
+    }
+    assert!(gaps[0] >= u64::from(policy().rto_min_us) * US - 100 * US);
+    assert!(gaps.is_sorted() && gaps[3] >= 4 * gaps[0], "{gaps:?}");
+    let outcome = p.says(p.ack(2));
+    assert!(
+        outcome.contains(&"EAGER 4, 100 bytes".into()),
+        "{outcome:?}"
+    );
+}
+
+// At once, because the sender asks for it; and any frame that goes anyway takes the others along.
+#[test]
+fn acknowledgements_are_immediate_or_piggybacked_per_message() {
+    let mut p = receiver();
+    let now = p.eager(1).acked(AckMode::Immediate);
+    assert_eq!(p.says(now), ["delivers 1", "ACK 2"]);
+    let lazy = p.eager(2).acked(AckMode::Lazy);
+    assert_eq!(p.says(lazy), ["delivers 2"]);
+    assert_eq!(p.waits(40 * US), NOTHING);
+    assert_eq!(p.sends(10), ["ACK 3", "EAGER 0 start 0, 10 bytes"]);
+    // Without one it is not later than the sender's timer can be.
+    let lazy = p.eager(3).acked(AckMode::Lazy);
+    assert_eq!(p.says(lazy), ["delivers 3"]);
+    assert_eq!(p.waits(2 * MS)[0], "ACK 4");
 }

@@ -8,6 +8,7 @@
 mod ftgm;
 mod gamma;
 mod go_back_n;
+mod parastation2;
 
 use portolan_sim::puppet::Puppet;
 
