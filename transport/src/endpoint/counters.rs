@@ -136,6 +136,8 @@ counters! {
     acks_sent,
     /// Grants (CTS) sent.
     grants_sent,
+    /// Long messages whose senders did not use what they were granted, for so long that others got it.
+    grants_lapsed,
     /// Times a message waited for credit.
     credit_stalls,
     /// Receiving streams opened.

@@ -13,7 +13,7 @@ use super::Endpoint;
 use super::long_message::{LongMessage, RangeSet};
 use super::receive_stream::{Incoming, Kind};
 use crate::host::Host;
-use crate::ident::{BufferId, Nanos};
+use crate::ident::{BufferId, Nanos, Priority};
 use crate::policy::Recovery;
 use crate::wire::chunk::Range;
 use crate::wire::{PayloadView, StreamRef};
@@ -31,29 +31,38 @@ impl Endpoint {
         first_bytes: u32,
         matched: bool,
     ) {
+        let priority = self
+            .receive
+            .get(slot)
+            .map_or(Priority::Low, |stream| stream.key.priority);
         let mut long = LongMessage {
             stream: slot,
             number,
             buffer,
+            priority,
             total: incoming.len,
             received: 0,
             ranges: RangeSet::default(),
-            granted: first_bytes,
+            granted: 0,
             cts: (!matched).then_some(true),
             report: 0,
             asked_at: None,
             seen: 0,
             age: self.age + 1,
+            heard_at: now,
+            silent: false,
         };
         if matched && first_bytes > 0 {
-            let fits = long.ranges.insert(Range {
+            let first = Range {
                 from: 0,
                 to: first_bytes,
-            });
-            long.received = if fits.is_ok() { first_bytes } else { 0 };
+            };
+            if long.ranges.insert(first).is_ok() {
+                (long.received, long.granted) = (first_bytes, first_bytes);
+            }
         }
-        self.grants.add(&long);
         let row = self.longs.insert(long);
+        self.grants.add(row, &long, &self.config.policy);
         let kind = Kind::Placing(row);
         self.push(now, slot, number, Incoming { kind, ..incoming });
         self.give_grants();
@@ -201,10 +210,11 @@ impl Endpoint {
         let Some(long) = self.longs.get_mut(row) else {
             return;
         };
-        long.received += counted;
-        let more = self.grants.arrived(long, counted, &policy);
+        let received = long.received + counted;
+        self.grants.received(row, long, received, &policy);
         if long.is_complete() {
             let (number, buffer) = (long.number, long.buffer);
+            self.grants.remove(row, long);
             self.longs.remove(row);
             if let Some(stream) = self.receive.get_mut(slot)
                 && let Some(index) = stream.index(number)
@@ -246,28 +256,13 @@ impl Endpoint {
                 self.queue_control(slot);
             }
         }
-        if more {
-            self.give_grants();
-        }
-    }
-
-    /// Spends the budget on whoever has least to come.
-    pub(super) fn give_grants(&mut self) {
-        while let Some(row) = self.grants.give(&mut self.longs, &self.config.policy) {
-            let Some(slot) = self.longs.get(row).map(|long| long.stream) else {
-                return;
-            };
-            if let Some(stream) = self.receive.get_mut(slot) {
-                stream.due.grants = true;
-            }
-            self.queue_control(slot);
-        }
+        self.give_grants();
     }
 
     /// A long message ends without a delivery: its buffer goes back, its grant to others.
     pub(super) fn drop_long<H: Host>(&mut self, row: u32, host: &mut H) {
         if let Some(long) = self.longs.remove(row) {
-            self.grants.remove(&long);
+            self.grants.remove(row, &long);
             host.release(long.buffer);
         }
     }

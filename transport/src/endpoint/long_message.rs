@@ -1,28 +1,21 @@
-//! Long messages at the receiver: which bytes came, and who may send more.
+//! Long messages at the receiver: which bytes came.
 //!
 //! Problem: a message of up to 4 GiB − 1 arrives in frames that are lost, doubled and reordered, straight into the application's
-//! buffer, while a thousand others want the same link. RMPP's RTS/CTS and Figure 8 (001), PROTOCOL *Credits*, *Corruption*.
+//! buffer. RMPP's RTS/CTS (001), PROTOCOL *Corruption*; who may send how much of it is in `grants`.
 //!
 //! Idea: every chunk names its offset, so it is placed where it belongs whatever came before (selective recovery without the copy
-//! the papers feared); a short sorted list of ranges remembers what matched its checksum. The receiver alone decides how many bytes
-//! it is willing to have under way: `granted` is an absolute limit per message, the sum of `granted - received` stays within one
-//! budget, and a message that needs more gets it in the order of shortest remaining first; a sixteenth of the budget is set aside
-//! for the message that has waited longest, so that short ones cannot starve it.
+//! the papers feared); a short sorted list of ranges remembers what matched its checksum.
 //!
 //! Rejected: a bitmap of packets (their size is the sender's, and changes with the path); RMPP's restart at sequence 1.
 //!
-//! Invariants: ranges are sorted, disjoint and do not touch; a counted range is never written again; `outstanding` is the sum over
-//! all rows of `granted - received`; received ≤ granted ≤ total.
+//! Invariants: ranges are sorted, disjoint and do not touch; a counted range is never written again; received ≤ granted ≤ total.
 
-use super::slab::Slab;
-use crate::ident::{BufferId, Nanos};
+use crate::ident::{BufferId, Nanos, Priority};
 use crate::policy::Policy;
 use crate::wire::chunk::{MAX_RANGES, Range};
 
 /// Ranges remembered per message; a chunk that would need one more is dropped.
 const RANGES_MAX: usize = 32;
-/// The part of the budget set aside for the message that has waited longest.
-const RESERVE: u64 = 16;
 
 /// The list is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +111,7 @@ pub(super) struct LongMessage {
     pub stream: u32,
     pub number: u32,
     pub buffer: BufferId,
+    pub priority: Priority,
     pub total: u32,
     /// Bytes whose checksum matched.
     pub received: u32,
@@ -134,6 +128,10 @@ pub(super) struct LongMessage {
     pub seen: u32,
     /// Order of acceptance.
     pub age: u64,
+    /// When bytes of it came last, or more was granted.
+    pub heard_at: Nanos,
+    /// It was granted and said nothing for so long that others have what it was granted.
+    pub silent: bool,
 }
 
 impl LongMessage {
@@ -141,93 +139,27 @@ impl LongMessage {
         self.received == self.total
     }
 
-    fn outstanding(&self) -> u64 {
-        u64::from(self.granted - self.received)
+    /// Bytes under way that count.
+    pub(super) fn counted(&self) -> u64 {
+        match self.silent {
+            true => 0,
+            false => u64::from(self.granted - self.received),
+        }
     }
 
     /// Whether it should get more: less than half a grant is under way.
-    fn hungry(&self, policy: &Policy) -> bool {
-        self.granted < self.total && self.outstanding() <= u64::from(policy.grant_bytes / 2)
-    }
-}
-
-/// The budget of bytes under way.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Grants {
-    /// Sum over all long messages.
-    outstanding: u64,
-    /// Some message is hungry and got nothing.
-    short: bool,
-}
-
-impl Grants {
-    /// A message with `granted - received` bytes under way was added.
-    pub(super) fn add(&mut self, long: &LongMessage) {
-        self.outstanding += long.outstanding();
-        self.short |= long.granted < long.total;
+    pub(super) fn is_hungry(&self, policy: &Policy) -> bool {
+        let under_way = self.granted - self.received;
+        self.granted < self.total && under_way <= policy.grant_bytes / 2 && !self.silent
     }
 
-    /// It is gone.
-    pub(super) fn remove(&mut self, long: &LongMessage) {
-        self.outstanding = self.outstanding.saturating_sub(long.outstanding());
+    /// How much more; at least a byte if it is hungry.
+    pub(super) fn wanted(&self, policy: &Policy) -> u64 {
+        let more = policy
+            .grant_bytes
+            .saturating_sub(self.granted - self.received);
+        u64::from(more.max(1).min(self.total - self.granted))
     }
-
-    /// `bytes` of `long`, already counted in it, arrived. True if [`Grants::give`] may have something to do.
-    pub(super) fn arrived(&mut self, long: &LongMessage, bytes: u32, policy: &Policy) -> bool {
-        self.outstanding = self.outstanding.saturating_sub(u64::from(bytes));
-        long.hungry(policy)
-            || (self.short && self.spare(policy) >= u64::from(policy.grant_bytes / 4).max(1))
-    }
-
-    fn spare(&self, policy: &Policy) -> u64 {
-        let budget = u64::from(policy.grant_budget_bytes);
-        (budget - budget / RESERVE).saturating_sub(self.outstanding)
-    }
-
-    /// Raises one message's limit, the one with the least to come. Returns its row, to be called again until `None`.
-    ///
-    /// A message that has nothing under way while the budget is used up waits; the oldest of those is served from the reserve.
-    pub(super) fn give(&mut self, rows: &mut Slab<LongMessage>, policy: &Policy) -> Option<u32> {
-        let spare = self.spare(policy);
-        let hungry = || rows.iter().filter(|(_, long)| long.hungry(policy));
-        let shortest = hungry().min_by_key(|(_, long)| (long.total - long.received, long.age));
-        let Some((slot, _)) = shortest else {
-            self.short = false;
-            return None;
-        };
-        let budget = u64::from(policy.grant_budget_bytes);
-        let (slot, bytes) = if spare >= step(policy) {
-            (slot, spare)
-        } else {
-            self.short = true;
-            let (slot, long) = hungry().min_by_key(|(_, long)| long.age)?;
-            if long.outstanding() > 0 || self.outstanding >= budget + step(policy) {
-                return None;
-            }
-            (slot, (budget / RESERVE).max(step(policy)))
-        };
-        let long = rows.get_mut(slot)?;
-        let wanted = u64::from(policy.grant_bytes).saturating_sub(long.outstanding());
-        let bytes = wanted
-            .max(1)
-            .min(bytes)
-            .min(u64::from(long.total - long.granted));
-        long.granted += bytes as u32;
-        long.cts = long.cts.or(Some(false));
-        self.outstanding += bytes;
-        Some(slot)
-    }
-
-    /// Panics when the sum is wrong.
-    pub(super) fn check_consistency(&self, rows: &Slab<LongMessage>) {
-        let sum: u64 = rows.iter().map(|(_, long)| long.outstanding()).sum();
-        assert_eq!(self.outstanding, sum);
-    }
-}
-
-/// The least that is worth a CTS: a frame, or what the policy grants at all.
-fn step(policy: &Policy) -> u64 {
-    u64::from(policy.grant_bytes.clamp(1, 9_000))
 }
 
 #[cfg(test)]

@@ -7,12 +7,12 @@
 //! | `path` | how long frames to a peer may be |
 //! | `hello` | how two engines come to know each other, RESET, restarts and takeovers |
 //! | `send_stream`, `submit`, `answers`, `loss`, `settle` | the sending end: state, commands, what receivers answer, what that says is lost, how sends end |
-//! | `receive_stream`, `opening`, `arrival`, `accept`, `commit`, `long_message`, `data` | the receiving end: state, streams opening, first chunks, buffers, commits and acknowledgements, ranges and grants, DATA |
+//! | `receive_stream`, `opening`, `arrival`, `accept`, `commit`, `long_message`, `grants`, `data` | the receiving end: state, streams opening, first chunks, buffers, commits and acknowledgements, ranges, who may send more, DATA |
 //! | `ports` | ports opening and closing, tokens appearing |
 //! | `transmit`, `turn`, `control` | what goes into the next frame |
 //! | `timeout`, `stream_timeout`, `timers` | deadlines |
 //! | `restore` | taking over from the ledger |
-//! | `counters`, `slab` | what happened; tables |
+//! | `counters`, `slab`, `heap` | what happened; tables |
 
 mod accept;
 mod answers;
@@ -22,6 +22,8 @@ mod control;
 mod counters;
 mod credit;
 mod data;
+mod grants;
+mod heap;
 mod hello;
 mod long_message;
 mod loss;
@@ -57,8 +59,9 @@ use crate::policy::Policy;
 use crate::wire::{self, Chunk, StreamRef};
 
 use credit::Shares;
+use grants::Grants;
 use hello::{Resets, truncate};
-use long_message::{Grants, LongMessage};
+use long_message::LongMessage;
 use peer::{PeerEntry, Reply};
 use receive_stream::ReceiveStream;
 use send_stream::{MessageState, SendStream};
@@ -287,6 +290,7 @@ impl Endpoint {
         segments: &[&[u8]],
         host: &mut H,
     ) -> Result<(), FrameError> {
+        self.grants.tick(now);
         self.counters.frames_received += 1;
         self.counters.bytes_received += segments.iter().map(|s| s.len() as u64).sum::<u64>();
         let result = self.receive_frame(now, segments, host);
@@ -487,7 +491,8 @@ impl Endpoint {
     /// Panics when an internal invariant is broken. For tests, after every step.
     pub fn check_consistency(&self) {
         self.timers.check_consistency();
-        self.grants.check_consistency(&self.longs);
+        self.grants
+            .check_consistency(&self.longs, &self.config.policy);
         self.check_shares();
         let mut placing = 0;
         for (slot, stream) in self.receive.iter() {

@@ -512,6 +512,7 @@ fn tries(default: u64) -> u64 {
 const SECOND: Nanos = 1_000_000_000;
 
 mod ghosts;
+mod grants;
 mod round_trips;
 mod shares;
 mod statuses;

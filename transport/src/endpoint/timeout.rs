@@ -15,9 +15,11 @@ use crate::ident::{Nanos, Priority};
 impl Endpoint {
     /// Does what is due at `now`.
     pub fn handle_timeout<H: Host>(&mut self, now: Nanos, host: &mut H) {
+        self.grants.tick(now);
         self.act_on_cancels(now, host);
         while let Some(owner) = self.timers.pop_due(now) {
             match owner {
+                Owner::Grants => self.grants_timeout(),
                 Owner::Peer(slot) => self.peer_timeout(now, slot, host),
                 Owner::Send(slot) => self.stream_timeout(now, slot, host),
             }

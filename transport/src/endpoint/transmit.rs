@@ -295,6 +295,9 @@ impl Endpoint {
                     blocked = 0;
                     stream.starved = false;
                     entry.active[class].rotate_left(1);
+                    if !self.config.policy.coalesce {
+                        return true; // a frame of its own
+                    }
                 }
                 Turn::Full => return true,
                 Turn::NoCredit => {
@@ -338,6 +341,7 @@ impl Endpoint {
             payloads.set_payload_crc(source.chunk, crc);
         }
         let mut header = frame_header(&self.config, now);
+        header.crowded = self.is_crowded();
         let unreachable = self.unreachable_after();
         let entry = self.peers.get_mut(slot)?;
         let peer = entry.id;
