@@ -6,7 +6,7 @@
 //!
 //! Idea: a ready queue of peers per priority, taken in turn; a frame for one peer takes, in this order, handshake, answers of our
 //! receiving streams, control of our sending streams, then messages, one chunk per stream in turn, high before low, until the
-//! frame is full. Nothing ever waits for more to come. Low priority has its turn after eighteen times as many bytes of high.
+//! frame is full; without coalescing one message chunk fills it. Nothing ever waits for more to come. Low priority has its turn after eighteen times as many bytes of high.
 //!
 //! What a stream does with its turn is in `turn`.
 //!

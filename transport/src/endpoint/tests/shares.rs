@@ -166,6 +166,25 @@ fn many_small_messages_share_a_frame() {
     assert!(first.len() > FRAME_HEADER_LEN + 32 * 8);
 }
 
+// As the papers do it. Expect: a frame of its own for each chunk of a message, whatever the priority.
+#[test]
+fn without_coalescing_a_frame_has_one_message() {
+    let mut pair = connected(Policy {
+        coalesce: false,
+        ..Policy::default()
+    });
+    submit(&mut pair, 5, Priority::Low, 8, 20);
+    submit(&mut pair, 5, Priority::High, 8, 20);
+    submit(&mut pair, 5, Priority::Low, 20_000, 2);
+    pair.send(1, 1, 3_000, Nanos::MAX);
+    let start = pair.log.len();
+    assert!(pair.run_until(SECOND, Pair::all_settled));
+    for (_, bytes) in &pair.log[start..] {
+        let messages = shares(bytes).len();
+        assert!(messages <= 1, "{messages} in a frame");
+    }
+}
+
 #[test]
 fn short_transfers_overtake_long_ones_and_none_starves() {
     let policy = Policy {
