@@ -235,7 +235,7 @@ fn what_a_silent_sender_was_granted_goes_to_others() {
     let slot = pair.send(0, 2, 1_000_000, Nanos::MAX);
     pair.step();
     pair.step();
-    pair.longest = 400;
+    pair.loss = 1000;
     let granted = |pair: &Pair| {
         let mut longs = pair.sides[1].endpoint.longs.iter();
         longs.next().map(|(_, long)| long.counted())
@@ -246,7 +246,7 @@ fn what_a_silent_sender_was_granted_goes_to_others() {
     assert!((10_000_000..30_000_000).contains(&(pair.now - since)));
     assert_eq!(pair.sides[1].endpoint.counters().grants_lapsed, 1);
     // Here it is again.
-    pair.longest = usize::MAX;
+    pair.loss = 0;
     assert!(pair.run_until(10 * SECOND, Pair::all_settled));
     assert_eq!(pair.statuses(0)[slot as usize], SendStatus::Delivered);
     pair.check_deliveries();
