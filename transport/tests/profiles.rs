@@ -55,7 +55,7 @@ fn each(name: &str, count: u64, test: impl Fn(u64, Policy)) {
         if only.as_ref().is_some_and(|only| *only != profile) {
             continue;
         }
-        policy.validate().unwrap();
+        assert_eq!(policy.validate(), Ok(()));
         println!("PORTOLAN_PROFILE='{profile}'");
         seeds("profiles", name, count, |seed| test(seed, policy));
     }

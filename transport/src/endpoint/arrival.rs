@@ -105,7 +105,7 @@ impl Endpoint {
         }
         let before = serial_lt(number, entry.base);
         if before || entry.index(number).is_some() {
-            self.first_again(now, slot, number, first, host);
+            self.first_again(now, slot, number, first, view, host);
         } else if number == entry.arrival || self.config.policy.recovery == Recovery::Selective {
             self.first_missing(now, slot, number, first, view, host);
         } else {
@@ -145,6 +145,7 @@ impl Endpoint {
         slot: u32,
         number: u32,
         first: First,
+        view: &PayloadView<'_>,
         host: &mut H,
     ) {
         let Some(stream) = self.receive.get_mut(slot) else {
@@ -178,6 +179,7 @@ impl Endpoint {
                     long.cts = long.cts.or(Some(false));
                     stream.due.grants = true;
                 }
+                self.on_first_bytes(now, slot, row, view, host);
             }
             _ => {}
         }

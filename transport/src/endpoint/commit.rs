@@ -57,8 +57,14 @@ impl Endpoint {
         let waits = stream.index(number).and_then(|i| stream.messages.get(i));
         if stream.fills || stream.has_holes() {
             self.acknowledge(now, slot, 0, AckMode::Immediate);
-        } else if let Some(&Incoming { ack, .. }) = waits {
-            self.acknowledge(now, slot, 0, ack);
+        } else if let Some(&Incoming { kind, ack, .. }) = waits {
+            let told = match kind {
+                Kind::Placing(row) => self.longs.get(row).is_some_and(|long| long.cts.is_some()),
+                kind => matches!(kind, Kind::Drop { .. }),
+            };
+            if !told {
+                self.acknowledge(now, slot, 0, ack);
+            }
         }
     }
 

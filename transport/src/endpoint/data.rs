@@ -91,22 +91,56 @@ impl Endpoint {
             self.counters.data_unexpected += 1;
             return;
         };
-        let Some(long) = self.longs.get(row) else {
-            return;
-        };
         let range = Range {
             from: offset,
             to: offset.wrapping_add(view.len() as u32), // not above `from`: empty, or beyond any message
         };
-        if range.to > long.granted || range.from >= range.to {
+        if !self.on_bytes(now, slot, row, range, view, host) {
             self.counters.data_unexpected += 1;
-            return;
+        }
+    }
+
+    /// The first bytes of a long message came again: some of them may be news.
+    pub(super) fn on_first_bytes<H: Host>(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        row: u32,
+        view: &PayloadView<'_>,
+        host: &mut H,
+    ) {
+        let range = Range {
+            from: 0,
+            to: view.len() as u32,
+        };
+        let news = |long: &LongMessage| long.ranges.first_gap(range).is_some();
+        if self.longs.get(row).is_some_and(news) {
+            self.on_bytes(now, slot, row, range, view, host);
+        }
+    }
+
+    /// Bytes for a row. False if they are not granted.
+    fn on_bytes<H: Host>(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        row: u32,
+        range: Range,
+        view: &PayloadView<'_>,
+        host: &mut H,
+    ) -> bool {
+        let Some(long) = self.longs.get(row) else {
+            return false;
+        };
+        if range.to > long.granted || range.from >= range.to {
+            return false;
         }
         let (buffer, end) = (long.buffer, long.ranges.end());
         if range.from > end && matches!(self.config.policy.recovery, Recovery::GoBackN { .. }) {
             // Go-back-N goes back for bytes too: the papers' receiver has no place for what comes out of order.
             self.counters.data_out_of_order += 1;
-            return self.after_data(now, slot, row, 0, range, host);
+            self.after_data(now, slot, row, 0, range, host);
+            return true;
         }
         let len = range.to - range.from;
         let (counted, old) = match long.ranges.first_gap(range) {
@@ -123,6 +157,7 @@ impl Endpoint {
         };
         self.counters.data_duplicates += u64::from(old);
         self.after_data(now, slot, row, counted, range, host);
+        true
     }
 
     /// Places a range none of which is counted yet. Returns the bytes counted.

@@ -99,7 +99,7 @@ impl Profile {
 
 const DEFAULT: Policy = Policy {
     window_messages: 64,
-    recovery: Recovery::GoBackN { stall: true },
+    recovery: Recovery::Selective,
     on_timeout: OnTimeout::Probe,
     ack: Ack::Delayed { delay_us: 50 },
     ack_rule: AckRule::Cumulative,
