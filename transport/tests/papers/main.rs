@@ -9,6 +9,7 @@ mod ftgm;
 mod gamma;
 mod go_back_n;
 mod parastation2;
+mod rmpp;
 
 use portolan_sim::puppet::Puppet;
 
