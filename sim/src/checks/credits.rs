@@ -188,7 +188,6 @@ impl Check for Credits {
         if theirs.1 != known {
             account.association.theirs = theirs;
             account.limit = account.sent.wrapping_add(eager);
-            (account.seen, account.heard) = (None, None);
         }
         if serial_lt(account.limit, header.credit_limit) {
             account.limit = header.credit_limit;
