@@ -91,7 +91,7 @@ impl Endpoint {
         let Some(stream) = self.send.get_mut(slot) else {
             return;
         };
-        let Some(entry) = self.peers.get(stream.peer) else {
+        let Some(entry) = self.peers.get_mut(stream.peer) else {
             return;
         };
         if stream.timer <= now {
@@ -105,6 +105,9 @@ impl Endpoint {
             {
                 self.counters.timeouts += 1;
                 let first_rto = entry.rtt.rto(&self.config.policy, 0);
+                if entry.last_heard.saturating_add(first_rto) <= now {
+                    entry.window.silence(now, first_rto, &self.config.policy);
+                }
                 stream.probe = !stream.resend_on_timeout(now, first_rto, &self.config.policy);
                 for message in &mut stream.queue {
                     if matches!(message.state, MessageState::Null(_)) {
