@@ -22,8 +22,9 @@ const CLOSE_TRIES: u8 = 10;
 impl SendStream {
     /// The timer's data. False: it sends PROBE.
     fn resend_on_timeout(&mut self, now: Nanos, patience: Nanos, policy: &Policy) -> bool {
-        if policy.on_timeout == OnTimeout::Probe || self.not_ready.is_some() || !self.outstanding()
-        {
+        // Without credit nothing would go out, and the frame that brings more may be the one that was lost: only asking helps.
+        let asks = policy.on_timeout == OnTimeout::Probe || self.starved;
+        if asks || self.not_ready.is_some() || !self.outstanding() {
             return false;
         }
         let before = self.cursor.wrapping_sub(self.base) as usize;
