@@ -186,3 +186,81 @@ fn acknowledgements_are_immediate_or_piggybacked_per_message() {
     assert_eq!(p.says(lazy), ["delivers 3"]);
     assert_eq!(p.waits(2 * MS)[0], "ACK 4");
 }
+
+// ---- what the paper rejected: selective repeat, for its buffers and its copy; the default here. transport.md §7.1, §7.2 ----
+
+/// Like `sender`, under the default policy, with five messages outstanding.
+fn selective_sender() -> Puppet {
+    let mut p = Puppet::new(Policy::default(), 8);
+    p.rtt = 50 * US;
+    p.sends(100);
+    p.waits(50 * US);
+    p.says(p.ack(1));
+    for _ in 1..6 {
+        p.sends(100);
+        p.waits(20 * US);
+    }
+    p.waits(50 * US);
+    p
+}
+
+// Messages 1 and 3 were lost; 2, 4 and 5 are listed. Expect: these two again, and nothing else; not twice for answers that were written
+// before they can have arrived; and new messages go on.
+#[test]
+fn selective_repeat_sends_again_exactly_what_is_lost() {
+    let mut p = selective_sender();
+    p.echo = p.last_heard();
+    let answer = p.ack_with(1, &[2, 4, 5]);
+    assert_eq!(
+        p.says(answer.clone()),
+        [
+            "EAGER 1, 100 bytes",
+            "EAGER 3, 100 bytes",
+            "retransmits +2",
+            "losses_found +2"
+        ]
+    );
+    assert_eq!(p.says(answer), NOTHING);
+    assert_eq!(p.sends(100), ["EAGER 6, 100 bytes"]);
+    p.echo = None;
+    let outcome = p.says(p.ack(6));
+    assert_eq!(outcome.len(), 5, "{outcome:?}");
+}
+
+// What comes early is placed in the buffer it is for: no copy is made and nothing is buffered elsewhere. Expect: one token per message, and
+// commits in order when the first comes.
+#[test]
+fn selective_repeat_places_early_messages_in_their_buffers() {
+    let mut p = Puppet::new(Policy::default(), 8);
+    for number in [3, 1, 2] {
+        let early = p.eager(number).start(Some(0));
+        p.says(early);
+    }
+    assert_eq!((p.delivered(), p.host.claimed()), (0, 3));
+    let first = p.eager(0);
+    let outcome = p.says(first);
+    assert_eq!(
+        outcome[..4],
+        ["delivers 0", "delivers 1", "delivers 2", "delivers 3"]
+    );
+    assert_eq!(p.host.claimed(), 0);
+}
+
+// The next message in order finds no token. Expect: it takes the one of the youngest early message, which is listed no more and comes again.
+#[test]
+fn selective_repeat_gives_its_buffer_to_who_is_next() {
+    let mut p = Puppet::new(Policy::default(), 2);
+    let (two, one, zero) = (p.eager(2), p.eager(1), p.eager(0));
+    let heard = [two, one].map(|say| p.says(say.start(Some(0)))).concat();
+    assert!(heard.contains(&"ACK 0 +1 +2".into()), "{heard:?}");
+    let outcome = p.says(zero);
+    assert_eq!(outcome[..1], ["delivers 0"]);
+    assert!(
+        outcome.contains(&"tokens_taken_back +1".into()),
+        "{outcome:?}"
+    );
+    assert!(
+        !outcome.iter().any(|line| line.contains("delivers 1")),
+        "{outcome:?}"
+    );
+}
