@@ -121,7 +121,7 @@ pub enum Verdict {
     /// Nothing: the send ends as NotDelivered(Refused).
     Refuse,
     /// It is being asked: the message is treated as one without a buffer until
-    /// [`Endpoint::buffer_provided`](crate::Endpoint::buffer_provided) is called for the port.
+    /// [`Endpoint::offer_answered`](crate::Endpoint::offer_answered) is called for the stream.
     Undecided,
 }
 

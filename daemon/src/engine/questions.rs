@@ -1,4 +1,5 @@
-//! Questions: messages whose first chunk came and about which the application is asked before they are taken (RMPP's up-call, 001).
+//! Questions: messages whose first chunk came and about which the application is asked before they are taken (RMPP's up-call, 001;
+//! transport.md §5.7).
 //!
 //! The transport offers a message ([`Host::offer`](portolan_transport::Host::offer)) each time its first chunk might be accepted. If the
 //! port asks first for messages as long as this one, the first offer becomes an event and the message is left with its sender as if it

@@ -110,9 +110,9 @@ fn carry_out(
         Order::Answer(id, answer) => {
             let served = host.ports.get_mut(id.port.0);
             match served.and_then(|port| port.questions.answer(&answer)) {
-                Some(_) => {
+                Some(stream) => {
                     counters.answers += 1;
-                    endpoint.buffer_provided(now, id.port);
+                    endpoint.offer_answered(now, stream);
                 }
                 None => counters.answers_ignored += 1,
             }

@@ -14,7 +14,7 @@
 use super::Endpoint;
 use super::receive_stream::Kind;
 use crate::host::{Host, Reason};
-use crate::ident::{Nanos, PortId};
+use crate::ident::{Nanos, PortId, StreamKey};
 use crate::policy::Recovery;
 
 impl Endpoint {
@@ -79,6 +79,18 @@ impl Endpoint {
         self.wake_waiting(port, 1);
     }
 
+    /// The application answered an offer of this stream, which [`Host::offer`] called undecided: its message may come again. The others
+    /// that wait at the port do so for something else.
+    pub fn offer_answered(&mut self, _now: Nanos, key: StreamKey) {
+        let Some(slot) = self.receive_index.get(&key).copied() else {
+            return;
+        };
+        if let Some(waiting) = self.waiting.get_mut(usize::from(key.local.0)) {
+            waiting.retain(|&other| other != slot);
+        }
+        self.wake(slot, key.local);
+    }
+
     /// The stream's next message has no buffer.
     pub(super) fn wait_for_token(&mut self, slot: u32) {
         let Some(stream) = self.receive.get_mut(slot) else {
@@ -100,23 +112,27 @@ impl Endpoint {
                 .get_mut(usize::from(port.0))
                 .and_then(|w| w.pop_front())
         {
-            let Some(stream) = self.receive.get_mut(slot) else {
-                continue;
-            };
-            if !stream.waiting || stream.key.local != port {
-                continue; // the row belongs to another stream by now
-            }
-            stream.waiting = false;
-            stream.undecided = None;
-            let Some(number) = stream.no_buffer else {
-                continue; // it found one meanwhile
-            };
-            stream.woken = true;
-            stream.due.nack = stream.due.nack.filter(|&(refused, _)| refused != number);
-            stream.due.ready = Some(number);
-            self.queue_control(slot);
-            count -= 1;
+            count -= usize::from(self.wake(slot, port));
         }
+    }
+
+    /// READY to this stream, if it waits at the port.
+    fn wake(&mut self, slot: u32, port: PortId) -> bool {
+        let Some(stream) = self.receive.get_mut(slot) else {
+            return false;
+        };
+        if !stream.waiting || stream.key.local != port {
+            return false; // the row belongs to another stream by now
+        }
+        stream.waiting = false;
+        stream.undecided = None;
+        let Some(number) = stream.no_buffer.take() else {
+            return false; // it found one meanwhile
+        };
+        stream.due.nack = stream.due.nack.filter(|&(refused, _)| refused != number);
+        stream.due.ready = Some(number);
+        self.queue_control(slot);
+        true
     }
 
     /// The youngest message of the port whose token `number` may take: one that is not next in its stream, if `number` is; a later one

@@ -1,6 +1,6 @@
 //! Two endpoints and a network that loses, doubles and reorders: the quick check; the thorough ones live in `transport/tests`.
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::VecDeque;
 use alloc::string::ToString;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -8,195 +8,7 @@ use alloc::vec::Vec;
 use super::*;
 use crate::host::*;
 use crate::ident::*;
-use crate::wire::crc32c;
-
-/// The engine's surroundings, all in vectors. Records and sends survive `restore`.
-#[derive(Default)]
-struct TestHost {
-    payloads: BTreeMap<u32, Vec<u8>>,
-    accepted: Vec<(SendRequest, RecordId, u32, u32)>,
-    completed: Vec<(u32, SendStatus)>,
-    buffers: BTreeMap<u32, Vec<u8>>,
-    tokens: Vec<u32>,
-    token_len: u32,
-    open: bool,
-    delivered: Vec<(Delivery, Vec<u8>)>,
-    epoch: u32,
-    next_record: u32,
-    sending: BTreeMap<u32, (StreamKey, u64, u32, u32)>,
-    receiving: BTreeMap<u32, (StreamKey, u64, u32, u32)>,
-    /// The port's instance that opened a receive record.
-    instance_of: BTreeMap<u32, u32>,
-    instance: u32,
-    peers: BTreeMap<Peer, (u64, u32)>,
-    next_token: u32,
-    bits: BTreeMap<u32, u32>,
-}
-
-impl TestHost {
-    fn provide(&mut self, count: u32) {
-        for _ in 0..count {
-            self.tokens.push(self.next_token);
-            self.next_token += 1;
-        }
-    }
-
-    fn durable(&self) -> Durable {
-        let done: Vec<u32> = self.completed.iter().map(|c| c.0).collect();
-        Durable {
-            peers: self.peers.iter().map(|(p, v)| (*p, v.0, v.1)).collect(),
-            sending: self
-                .sending
-                .iter()
-                .map(|(record, s)| RestoredSendStream {
-                    record: RecordId(*record),
-                    stream: s.0,
-                    incarnation: s.1,
-                    epoch: s.2,
-                    next: s.3,
-                })
-                .collect(),
-            receiving: self
-                .receiving
-                .iter()
-                .map(|(record, s)| RestoredReceiveStream {
-                    record: RecordId(*record),
-                    stream: s.0,
-                    incarnation: s.1,
-                    epoch: s.2,
-                    base: s.3,
-                    bits: self.bits.get(record).copied().unwrap_or(0),
-                    closed: !self.open || self.instance_of[record] != self.instance,
-                })
-                .collect(),
-            sends: self
-                .accepted
-                .iter()
-                .filter(|s| !done.contains(&s.0.id.slot))
-                .map(|s| RestoredSend {
-                    request: s.0,
-                    record: s.1,
-                    number: s.3,
-                })
-                .collect(),
-        }
-    }
-}
-
-impl Host for TestHost {
-    fn accept(&mut self, send: &SendRequest, record: RecordId, epoch: u32, number: u32) {
-        let stream = self.sending.get_mut(&record.0).unwrap();
-        assert_eq!((stream.2, stream.3), (epoch, number), "numbers in order");
-        stream.3 = number.wrapping_add(1);
-        self.accepted.push((*send, record, epoch, number));
-    }
-    fn read_payload(
-        &mut self,
-        send: SendId,
-        offset: u32,
-        to: &mut [u8],
-    ) -> Result<u32, MemoryFault> {
-        let from = self.payloads.get(&send.slot).ok_or(MemoryFault)?;
-        to.copy_from_slice(&from[offset as usize..offset as usize + to.len()]);
-        Ok(crc32c(to))
-    }
-    fn complete(&mut self, send: SendId, status: SendStatus) {
-        assert!(
-            !self.completed.iter().any(|c| c.0 == send.slot),
-            "completed twice"
-        );
-        self.completed.push((send.slot, status));
-    }
-    fn claim(&mut self, port: PortId, _: Priority, len: u32) -> Result<BufferId, NoBuffer> {
-        if !self.open {
-            return Err(NoBuffer::PortClosed);
-        }
-        if len > self.token_len {
-            return Err(NoBuffer::TooLong);
-        }
-        let slot = self.tokens.pop().ok_or(NoBuffer::NotNow)?;
-        self.buffers.insert(slot, vec![0; len as usize]);
-        Ok(BufferId {
-            port,
-            slot,
-            generation: 1,
-        })
-    }
-    fn release(&mut self, buffer: BufferId) {
-        self.buffers.remove(&buffer.slot).unwrap();
-        self.tokens.push(buffer.slot);
-    }
-    fn write_payload(
-        &mut self,
-        buffer: BufferId,
-        offset: u32,
-        from: &[u8],
-    ) -> Result<u32, MemoryFault> {
-        let to = self.buffers.get_mut(&buffer.slot).unwrap();
-        to[offset as usize..offset as usize + from.len()].copy_from_slice(from);
-        Ok(crc32c(from))
-    }
-    fn commit(&mut self, delivery: &Delivery) -> Result<(), MemoryFault> {
-        let stream = self.receiving.get_mut(&delivery.record.0).unwrap();
-        assert_eq!((stream.2, stream.3), (delivery.epoch, delivery.number));
-        stream.3 = delivery.number.wrapping_add(1);
-        self.bits.insert(delivery.record.0, delivery.bits);
-        let bytes = self.buffers.remove(&delivery.buffer.slot).unwrap();
-        assert_eq!(bytes.len(), delivery.len as usize);
-        self.delivered.push((*delivery, bytes));
-        Ok(())
-    }
-    fn commit_base(&mut self, record: RecordId, epoch: u32, base: u32, bits: u32) {
-        let stream = self.receiving.get_mut(&record.0).unwrap();
-        assert_eq!(stream.2, epoch);
-        assert!(base.wrapping_sub(stream.3) <= 1);
-        stream.3 = base;
-        self.bits.insert(record.0, bits);
-    }
-    fn draw_epoch(&mut self) -> u32 {
-        self.epoch += 1;
-        self.epoch
-    }
-    fn open_send_record(
-        &mut self,
-        stream: StreamKey,
-        incarnation: u64,
-        epoch: u32,
-        next: u32,
-    ) -> Result<RecordId, TableFull> {
-        self.next_record += 1;
-        self.sending
-            .insert(self.next_record, (stream, incarnation, epoch, next));
-        Ok(RecordId(self.next_record))
-    }
-    fn free_send_record(&mut self, record: RecordId) {
-        self.sending.remove(&record.0).unwrap();
-    }
-    fn open_receive_record(
-        &mut self,
-        stream: StreamKey,
-        incarnation: u64,
-        epoch: u32,
-        base: u32,
-    ) -> Result<RecordId, TableFull> {
-        self.next_record += 1;
-        self.instance_of.insert(self.next_record, self.instance);
-        self.receiving
-            .insert(self.next_record, (stream, incarnation, epoch, base));
-        Ok(RecordId(self.next_record))
-    }
-    fn free_receive_record(&mut self, record: RecordId) {
-        self.receiving.remove(&record.0).unwrap();
-    }
-    fn load_peer(&self, _peer: Peer) -> Option<(u64, u32)> {
-        None
-    }
-
-    fn store_peer(&mut self, peer: Peer, incarnation: u64, floor: u32) -> Result<(), TableFull> {
-        self.peers.insert(peer, (incarnation, floor));
-        Ok(())
-    }
-}
+use host::TestHost;
 
 struct Side {
     endpoint: Endpoint,
@@ -513,6 +325,8 @@ const SECOND: Nanos = 1_000_000_000;
 
 mod ghosts;
 mod grants;
+mod host;
+mod offers;
 mod round_trips;
 mod shares;
 mod statuses;

@@ -10,7 +10,7 @@ use portolan_abi::port::EVENT_RESERVE;
 use portolan_abi::ring::{ConsumerCursor, ProducerCursor};
 use portolan_abi::token::{AnswerToken, ReceiveToken, TokenRef, Verdict as Wanted};
 use portolan_transport::host::{Delivery, Durable, Host, Offer, Verdict, after_commit};
-use portolan_transport::ident::{PortId, Priority, RecordId};
+use portolan_transport::ident::{BufferId, PortId, Priority, RecordId};
 
 use super::super::commit;
 use super::super::commit::tests::dies_at;
@@ -173,6 +173,23 @@ fn offer(record: RecordId, number: u32, first: &[u8]) -> Offer<'_> {
     }
 }
 
+/// The commit of number `number`, the next one, whole.
+fn delivery(buffer: BufferId, record: RecordId, number: u32) -> Delivery {
+    let (base, bits) = after_commit(number, 0, number, false);
+    Delivery {
+        buffer,
+        stream: stream(),
+        record,
+        epoch: EPOCH,
+        number,
+        base,
+        bits,
+        len: TOTAL,
+        total: TOTAL,
+        tag: u64::from(number),
+    }
+}
+
 fn first_bytes(number: u32) -> [u8; 16] {
     let tag = u64::from(number).to_le_bytes();
     std::array::from_fn(|i| tag[i % 8])
@@ -232,21 +249,12 @@ impl Transport {
         let Ok(buffer) = host.claim(PortId(PORT), Priority::Low, len) else {
             return;
         };
-        let (base, bits) = after_commit(number, 0, number, false);
-        host.commit(&Delivery {
-            buffer,
-            stream: stream(),
-            record,
-            epoch: EPOCH,
-            number,
-            base,
-            bits,
+        let delivery = Delivery {
             len,
-            total: TOTAL,
-            tag: u64::from(number),
-        })
-        .unwrap();
-        self.base = base;
+            ..delivery(buffer, record, number)
+        };
+        host.commit(&delivery).unwrap();
+        self.base = delivery.base;
     }
 }
 
@@ -533,11 +541,21 @@ fn a_question_ends_with_its_message() {
         assert!(!scene.answer(&scene.answered(number, Wanted::Accept, 0)));
     }
     assert!(scene.answer(&scene.answered(10, Wanted::Accept, 0)));
-    for number in 100..111 {
+    // Number 11 comes without an answer: the application asks for less by now.
+    scene.application.act();
+    let ledger = scene.host.facts.ledger();
+    assert_eq!(scene.host.port(PORT).take_provided(ledger), 1);
+    let buffer = scene.host.claim(PortId(PORT), Priority::Low, 8).unwrap();
+    scene
+        .host
+        .commit(&delivery(buffer, scene.record, 11))
+        .unwrap();
+    assert!(!scene.answer(&scene.answered(11, Wanted::Accept, 0)));
+    for number in 100..112 {
         scene.offer(number);
         scene.application.take_event();
     }
-    assert_eq!(scene.host.offers, asked + 11);
+    assert_eq!(scene.host.offers, asked + 12);
     scene.host.free_receive_record(scene.record);
     assert!(!scene.answer(&scene.answered(100, Wanted::Accept, 0)));
     assert_eq!(
