@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use portolan_sim::harness::*;
 use portolan_transport::ident::Peer;
-use portolan_transport::policy::Policy;
+use portolan_transport::policy::{Policy, Profile};
 
 /// Node 1 lets `shares` of the others fill 8 buffers each.
 fn crowd(seed: u64, senders: u16, shares: u32) -> Net {
@@ -168,4 +168,28 @@ fn shares_survive_successors() {
         let (left, _, given) = credit(&net);
         assert!(left <= 16 + 8 && given <= 16, "{left} {given}");
     });
+}
+
+// Credit is used up and the frames that bring more are lost, under a policy whose timer sends data again. Expect: the sender asks instead
+// of waiting for what nobody sends.
+#[test]
+fn the_frame_that_brings_credit_is_lost() {
+    let policy = Policy {
+        eager_buffers: 4,
+        ..Profile::Gamma.policy()
+    };
+    let mut net = Net::with_policy(1, 2, 1, policy);
+    net.open(node(1), 1, 0, MIB);
+    net.open(node(2), 2, 40, MIB);
+    net.send((1, 1), (2, 2), 1000);
+    net.settle(SECOND);
+    net.send_many((1, 1), (2, 2), 1000, 20);
+    // The frames are on their way, the delayed acknowledgement is not.
+    net.run_for(12 * US);
+    net.link(node(1), node(2), false);
+    net.run_for(500 * US);
+    assert!(net.counter("credit_stalls") > 0);
+    net.link(node(1), node(2), true);
+    net.settle(SECOND);
+    all_delivered(&net);
 }

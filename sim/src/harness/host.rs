@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use portolan_transport::host::{
     Durable, Reason, RestoredReceiveStream, RestoredSend, RestoredSendStream, SendRequest,
-    SendStatus, after_commit,
+    SendStatus, Verdict, after_commit,
 };
 use portolan_transport::ident::{
     BufferId, NodeId, Peer, PortId, Priority, RecordId, SendId, StreamKey, serial_lt,
@@ -40,6 +40,15 @@ pub enum Event {
         stream: StreamKey,
         status: SendStatus,
     },
+}
+
+/// A message an application was asked about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offered {
+    pub number: u32,
+    pub total: u32,
+    /// Its first bytes.
+    pub first: Vec<u8>,
 }
 
 #[derive(Debug)]
@@ -104,6 +113,10 @@ pub struct TestHost {
     pub max_records: usize,
     /// Sends whose memory cannot be read, by tag; ports whose buffers cannot be written.
     pub bad_sends: Vec<u64>,
+    /// Whether its applications want to be asked about messages; what they answer, in turn (then: accept); and what they were asked.
+    pub wants_offers: bool,
+    pub verdicts: VecDeque<Verdict>,
+    pub offered: Vec<Offered>,
     /// Steps until the engine dies.
     pub die_after: Option<u64>,
     /// Steps so far.
@@ -130,6 +143,9 @@ impl TestHost {
             epochs_drawn: 0,
             max_records: 1024,
             bad_sends: Vec::new(),
+            wants_offers: false,
+            verdicts: VecDeque::new(),
+            offered: Vec::new(),
             die_after: None,
             steps: 0,
         }

@@ -2,13 +2,14 @@
 
 use portolan_transport::Host;
 use portolan_transport::host::{
-    Delivery, MemoryFault, NoBuffer, SendRequest, SendStatus, TableFull, after_commit,
+    Delivery, MemoryFault, NoBuffer, Offer, SendRequest, SendStatus, TableFull, Verdict,
+    after_commit,
 };
 use portolan_transport::ident::{BufferId, Peer, PortId, Priority, RecordId, SendId, StreamKey};
 use portolan_transport::wire::crc32c;
 
-use super::book::{Route, fill};
-use super::host::{Event, TestHost, key};
+use super::book::{Route, fill, first_difference};
+use super::host::{Event, Offered, TestHost, key};
 use super::records::Record;
 use crate::checks::TokenStep;
 
@@ -63,6 +64,28 @@ impl Host for TestHost {
 
     fn complete(&mut self, send: SendId, status: SendStatus) {
         self.finish_send(send, status);
+    }
+
+    fn wants_offers(&self, _port: PortId) -> bool {
+        self.wants_offers
+    }
+
+    fn offer(&mut self, offer: &Offer<'_>) -> Verdict {
+        assert_eq!(
+            first_difference(offer.tag, offer.first),
+            None,
+            "offered before it was verified"
+        );
+        self.offered.push(Offered {
+            number: offer.number,
+            total: offer.total,
+            first: offer.first.to_vec(),
+        });
+        let verdict = self.verdicts.pop_front().unwrap_or(Verdict::Accept);
+        if let Verdict::Shorten(len) = verdict {
+            self.book.borrow_mut().shortened(offer.tag, len);
+        }
+        verdict
     }
 
     fn claim(&mut self, port: PortId, priority: Priority, len: u32) -> Result<BufferId, NoBuffer> {

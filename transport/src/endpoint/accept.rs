@@ -17,7 +17,7 @@ use super::receive_stream::{Incoming, Kind};
 use super::{NACK_CORRUPT, NACK_NO_BUFFER};
 use crate::host::{Host, NoBuffer, Offer, Reason, Verdict};
 use crate::ident::{BufferId, Nanos, serial_lt};
-use crate::policy::Recovery;
+use crate::policy::{AckMode, Recovery};
 use crate::wire::{PayloadView, crc32c_combine};
 
 /// Tokens taken back for one message: one of them may be too small.
@@ -34,9 +34,21 @@ impl Endpoint {
         view: &PayloadView<'_>,
         host: &mut H,
     ) {
-        let Some(key) = self.receive.get(slot).map(|stream| stream.key) else {
+        let Some(stream) = self.receive.get(slot) else {
             return;
         };
+        let key = stream.key;
+        if stream
+            .no_buffer
+            .is_some_and(|lower| serial_lt(lower, number))
+        {
+            self.counters.no_buffer += 1;
+            if stream.woken {
+                // Where is it? What was sent before this one should be here.
+                self.acknowledge(now, slot, 0, AckMode::Immediate);
+            }
+            return;
+        }
         if host.wants_offers(key.local) {
             if !view.is_empty() && !view.verify() {
                 self.counters.payloads_corrupt += 1;
@@ -161,7 +173,7 @@ impl Endpoint {
         }
         let lower = |&refused: &u32| serial_lt(refused, number);
         if !stream.no_buffer.as_ref().is_some_and(lower) {
-            stream.no_buffer = Some(number);
+            (stream.no_buffer, stream.woken) = (Some(number), false);
             stream.due.nack = Some((number, NACK_NO_BUFFER));
             self.queue_control(slot);
         }

@@ -203,6 +203,9 @@ impl Endpoint {
             stream.not_ready = Some(number);
         }
         stream.timer = now.saturating_add(entry.rtt.rto(&self.config.policy, stream.backoff));
+        if let Some(message) = stream.index(number).and_then(|i| stream.queue.get_mut(i)) {
+            message.received = false; // if it had a buffer, that was taken away
+        }
         self.on_single_loss(now, slot, number);
         self.rearm(now, slot);
     }
@@ -228,7 +231,13 @@ impl Endpoint {
             Recovery::GoBackN { .. } => {
                 stream.go_back_once(now, number, entry.horizon, entry.rtt.repeat(policy));
             }
-            Recovery::Selective | Recovery::WholeMessage => self.on_single_loss(now, slot, number),
+            Recovery::Selective | Recovery::WholeMessage => {
+                // It took nothing beyond it meanwhile.
+                let before = stream.cursor.wrapping_sub(number);
+                for later in 0..before.min(stream.queue.len() as u32) {
+                    self.on_single_loss(now, slot, number.wrapping_add(later));
+                }
+            }
         }
         self.rearm(now, slot);
         self.activate(now, slot);

@@ -128,8 +128,8 @@ impl Endpoint {
         };
         // What follows a message without a buffer is no gap: `arrival` came, and its NACK said why it was not taken.
         let (told, reason) = match stream.no_buffer {
-            Some(_) => (true, NACK_NO_BUFFER),
-            None => (stall && stream.stalled, NACK_GAP),
+            Some(_) if !stream.woken => (true, NACK_NO_BUFFER),
+            _ => (stall && stream.stalled, NACK_GAP),
         };
         if !told || matches!(first, First::Probe { .. }) {
             stream.stalled |= reason == NACK_GAP;
@@ -263,6 +263,12 @@ impl Endpoint {
             return;
         };
         let (key, asked) = (stream.key, stream.undecided == Some(number));
+        if let Some(lower) = stream.no_buffer.filter(|&lower| serial_lt(lower, number)) {
+            if !stream.woken {
+                self.ask_for_token(slot, lower);
+            }
+            return;
+        }
         // How much of it a port that is asked first will take, and thus the buffer it needs, only its first chunk can tell (§5.7).
         let claimed = match host.wants_offers(key.local) {
             true => None,

@@ -312,6 +312,11 @@ impl Endpoint {
         let heard = entry.learn_stamps(now, header);
         let repeat = entry.rtt.repeat(&self.config.policy);
         entry.credit.learn(now, header, heard.horizon, repeat);
+        let sample = heard.rtt.map(|rtt| (rtt, entry.rtt.min));
+        let policy = &self.config.policy;
+        entry
+            .window
+            .learn(now, entry.stamps.echoed(), sample, policy);
         entry.crowded = header.crowded;
         if entry.credit.due {
             self.mark_ready(slot, Priority::High);
@@ -393,6 +398,7 @@ impl Endpoint {
         let mut counts = (0, 0, 0);
         for (_, entry) in self.peers.iter() {
             entry.credit.check_consistency(&self.config.policy);
+            entry.window.check_consistency(&self.config.policy);
             match entry.credit.share {
                 Share::None => {}
                 Share::Asking(_) => counts.0 += 1,

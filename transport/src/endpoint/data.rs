@@ -323,6 +323,7 @@ impl Endpoint {
         };
         stream.only_committed();
         (stream.stalled, stream.no_buffer, stream.undecided) = (false, None, None);
+        stream.woken = false;
         (stream.due.nack, stream.due.ready) = (None, None);
         (stream.due.drops, stream.due.grants) = (false, false);
         let peer = stream.peer;

@@ -355,6 +355,7 @@ impl Endpoint {
         let was_up = entry.is_up();
         entry.state = PeerState::Up;
         entry.misfit = None;
+        entry.remote_policy = hello.policy;
         entry.remote_window = u32::from(hello.window).clamp(1, WINDOW_MAX);
         entry.greeted = true;
         if !was_up {

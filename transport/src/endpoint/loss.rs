@@ -136,7 +136,7 @@ impl Endpoint {
         }
     }
 
-    /// One message the receiver says it does not have, whatever else it has.
+    /// One message the receiver says it does not have, unless it said since that it does.
     pub(super) fn on_single_loss(&mut self, now: Nanos, slot: u32, number: u32) {
         let Some(stream) = self.send.get_mut(slot) else {
             return;
@@ -147,7 +147,8 @@ impl Endpoint {
         };
         // What went out after the answer's horizon is not what it speaks of.
         let spoken_of = |m: &super::send_stream::Message| {
-            m.state != MessageState::Done && !m.lost && (horizon == 0 || m.sent_at <= horizon)
+            let done = m.received || m.lost || m.state == MessageState::Done;
+            !done && (horizon == 0 || m.sent_at <= horizon)
         };
         if serial_lt(number, stream.cursor) && stream.queue.get(index).is_some_and(spoken_of) {
             stream.lose(index);
@@ -162,8 +163,15 @@ impl Endpoint {
         let Some((base, index)) = found else {
             return; // it was the oldest, or an old one
         };
-        for skipped in 0..index as u32 {
-            self.on_single_loss(now, slot, base.wrapping_add(skipped));
+        for skipped in 0..index {
+            if let Some(message) = self
+                .send
+                .get_mut(slot)
+                .and_then(|s| s.queue.get_mut(skipped))
+            {
+                message.received = false; // its end is what was lost
+            }
+            self.on_single_loss(now, slot, base.wrapping_add(skipped as u32));
         }
     }
 

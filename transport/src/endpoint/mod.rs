@@ -3,7 +3,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `peer`, `round_trip` | liveness of one peer, and how long it takes to it and back |
-//! | `credit` | who may fill receive buffers unasked |
+//! | `credit`, `congestion` | who may fill receive buffers unasked, and how fast while the network is busy |
 //! | `path` | how long frames to a peer may be |
 //! | `hello` | how two engines come to know each other, RESET, restarts and takeovers |
 //! | `send_stream`, `submit`, `answers`, `loss`, `settle` | the sending end: state, commands, what receivers answer, what that says is lost, how sends end |
@@ -18,6 +18,7 @@ mod accept;
 mod answers;
 mod arrival;
 mod commit;
+mod congestion;
 mod control;
 mod counters;
 mod credit;
@@ -56,6 +57,7 @@ pub use counters::Counters;
 use crate::host::Host;
 use crate::ident::{Nanos, NodeId, PORTS, Peer, PortId, Priority, StreamKey};
 use crate::policy::Policy;
+use crate::wire::chunk::PolicyWire;
 use crate::wire::{self, Chunk, StreamRef};
 
 use credit::Shares;
@@ -174,6 +176,8 @@ pub struct PeerStatus<'a> {
     pub engine_epoch: u32,
     /// Smoothed round trip, nanoseconds; 0 before the first sample.
     pub rtt_ns: u64,
+    /// The smallest round trip of the last ten to twenty seconds.
+    pub min_rtt_ns: u64,
     /// Retransmission timeout now, nanoseconds.
     pub rto_ns: u64,
     /// Messages sent and not settled.
@@ -182,6 +186,12 @@ pub struct PeerStatus<'a> {
     pub credit: u32,
     /// Receive buffers of ours it may still fill unasked.
     pub given: u32,
+    /// Receive buffers that may be under way unasked, as the network's delay has it; credit bounds it too.
+    pub congestion_window: u32,
+    /// Messages of a stream that may be under way: the smaller of both ends' windows.
+    pub window_messages: u32,
+    /// What it said of its policy; zeros before HELLO.
+    pub policy: PolicyWire,
     /// Longest frame sent to it.
     pub max_frame: u16,
 }
@@ -468,10 +478,14 @@ impl Endpoint {
             incarnation: entry.incarnation,
             engine_epoch: entry.engine_epoch.unwrap_or(0),
             rtt_ns: entry.rtt.srtt,
+            min_rtt_ns: entry.rtt.min,
             rto_ns: entry.rtt.rto(&self.config.policy, 0),
             in_flight: in_flight.get(slot as usize).copied().unwrap_or(0),
             credit: entry.credit.left(),
             given: entry.credit.given(),
+            congestion_window: entry.window.size(&self.config.policy),
+            window_messages: entry.remote_window.min(self.config.policy.window_messages),
+            policy: entry.remote_policy,
             max_frame: entry.max_frame,
         })
     }

@@ -10,11 +10,14 @@
 use alloc::collections::VecDeque;
 use alloc::string::String;
 
+use super::congestion::Window;
 use super::credit::Credit;
 use super::path::Path;
 use super::round_trip::{Heard, Rtt, Stamps};
 use super::{Misfit, PeerState};
 use crate::ident::{Nanos, Peer, serial_lt};
+use crate::policy::Policy;
+use crate::wire::chunk::PolicyWire;
 use crate::wire::{Chunk, FrameHeader, StreamRef};
 
 /// Answers about streams we have no record of, waiting per peer.
@@ -64,6 +67,8 @@ pub(super) struct PeerEntry {
     pub name: String,
     /// Why it and we do not talk.
     pub misfit: Option<Misfit>,
+    /// What HELLO said of its policy.
+    pub remote_policy: PolicyWire,
     /// Messages per stream it accepts.
     pub remote_window: u32,
     /// Longest frame it says it can receive.
@@ -100,6 +105,7 @@ pub(super) struct PeerEntry {
 
     // credit
     pub credit: Credit,
+    pub window: Window,
     /// Requests to it travel without data.
     pub crowded: bool,
 
@@ -129,6 +135,7 @@ impl PeerEntry {
             floor: 0,
             name: String::new(),
             misfit: None,
+            remote_policy: PolicyWire::default(),
             remote_window: 1,
             remote_max_frame: u16::MAX,
             max_frame: 0,
@@ -147,6 +154,7 @@ impl PeerEntry {
             last_heard: now,
             placing: 0,
             credit: Credit::new(now),
+            window: Window::new(),
             crowded: false,
             control: VecDeque::new(),
             ack_due: Nanos::MAX,
@@ -168,6 +176,7 @@ impl PeerEntry {
         self.stamps = Stamps::default();
         self.horizon = 0;
         self.credit.void(now, seen);
+        self.window = Window::new();
         self.crowded = false;
         self.replies.clear();
     }
@@ -208,6 +217,11 @@ impl PeerEntry {
     /// Our frames that left so long before one that arrived, and did not arrive, are lost.
     pub(super) fn reorder_window(&self) -> Nanos {
         self.rtt.reorder_window()
+    }
+
+    /// Receive buffers of theirs that may be filled unasked now.
+    pub(super) fn may_fill(&self, policy: &Policy) -> u32 {
+        self.credit.left().min(self.window.room(policy))
     }
 
     /// Whether a message that the credit does not cover goes as a request: it will not be covered by waiting.

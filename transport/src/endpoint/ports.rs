@@ -126,9 +126,10 @@ impl Endpoint {
         }
         stream.waiting = false;
         stream.undecided = None;
-        let Some(number) = stream.no_buffer.take() else {
+        let Some(number) = stream.no_buffer else {
             return false; // it found one meanwhile
         };
+        stream.woken = true;
         stream.due.nack = stream.due.nack.filter(|&(refused, _)| refused != number);
         stream.due.ready = Some(number);
         self.queue_control(slot);

@@ -18,6 +18,9 @@
 //! message again and comes to the same result, because *too long* holds for the life of a port. The cumulative acknowledgement
 //! crosses neither before it is confirmed.
 //!
+//! A message without a buffer holds back those beyond it until it is taken: they would take the buffers that lower numbers need,
+//! only to lose them again. Numbers below it are still welcome.
+//!
 //! Where messages commit in order of arrival, a whole one is committed while an earlier long one is under way: it becomes a bit ahead of
 //! `base` in the durable word, and its sender is told by MSGEND.
 //!
@@ -141,8 +144,10 @@ pub(super) struct ReceiveStream {
     pub closed: bool,
     /// Tam's Stall: the NACK for `arrival` was sent.
     pub stalled: bool,
-    /// The NACK for want of a buffer was sent for this number, the lowest that found none.
+    /// The lowest number that found no buffer; its sender was told. Nothing beyond it is taken: the next buffer is for it.
     pub no_buffer: Option<u32>,
+    /// READY was said for it.
+    pub woken: bool,
     /// The number accepted last had others beyond it.
     pub fills: bool,
     /// The application has not decided about this number yet.
@@ -184,6 +189,7 @@ impl ReceiveStream {
             closed: false,
             stalled: false,
             no_buffer: None,
+            woken: false,
             fills: false,
             undecided: None,
             exact: false,

@@ -22,8 +22,9 @@ const CLOSE_TRIES: u8 = 10;
 impl SendStream {
     /// The timer's data. False: it sends PROBE.
     fn resend_on_timeout(&mut self, now: Nanos, patience: Nanos, policy: &Policy) -> bool {
-        if policy.on_timeout == OnTimeout::Probe || self.not_ready.is_some() || !self.outstanding()
-        {
+        // Without credit nothing would go out, and the frame that brings more may be the one that was lost: only asking helps.
+        let asks = policy.on_timeout == OnTimeout::Probe || self.starved;
+        if asks || self.not_ready.is_some() || !self.outstanding() {
             return false;
         }
         let before = self.cursor.wrapping_sub(self.base) as usize;
@@ -91,7 +92,7 @@ impl Endpoint {
         let Some(stream) = self.send.get_mut(slot) else {
             return;
         };
-        let Some(entry) = self.peers.get(stream.peer) else {
+        let Some(entry) = self.peers.get_mut(stream.peer) else {
             return;
         };
         if stream.timer <= now {
@@ -105,6 +106,9 @@ impl Endpoint {
             {
                 self.counters.timeouts += 1;
                 let first_rto = entry.rtt.rto(&self.config.policy, 0);
+                if entry.last_heard.saturating_add(first_rto) <= now {
+                    entry.window.silence(now, first_rto, &self.config.policy);
+                }
                 stream.probe = !stream.resend_on_timeout(now, first_rto, &self.config.policy);
                 for message in &mut stream.queue {
                     if matches!(message.state, MessageState::Null(_)) {

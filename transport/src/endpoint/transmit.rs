@@ -277,7 +277,7 @@ impl Endpoint {
                 sender,
                 space,
                 window: self.config.policy.window_messages.min(entry.remote_window),
-                credit: entry.credit.left() as usize * BUFFER_BYTES,
+                credit: entry.may_fill(&self.config.policy) as usize * BUFFER_BYTES,
                 asks_first: entry.asks_first(),
                 crowded: entry.crowded,
                 w,
@@ -351,6 +351,7 @@ impl Endpoint {
         }
         if plan.charged {
             entry.credit.charge(now, buffers);
+            entry.window.charge(now, buffers);
         }
         entry.credit.write(&self.config.policy, &mut header);
         (header.echo, header.held) = entry.stamps.echo(now);

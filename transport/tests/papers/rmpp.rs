@@ -12,6 +12,7 @@
 
 use portolan_sim::harness::{MS, Rng};
 use portolan_sim::puppet::{FIRST, NOTHING, Puppet};
+use portolan_transport::host::Verdict;
 use portolan_transport::policy::{Policy, Profile};
 
 use crate::dialogue;
@@ -365,7 +366,7 @@ fn figure_8_the_allowance() {
                 let to: u32 = to.parse().expect("a limit");
                 let n = to - received[message];
                 assert!(
-                    n >= 1 && n <= MAX_DATA_PKTS * PACKET,
+                    (1..=MAX_DATA_PKTS * PACKET).contains(&n),
                     "seed {seed}: {n} bytes for message {message}"
                 );
                 granted[message] = to;
@@ -379,4 +380,75 @@ fn figure_8_the_allowance() {
         }
         assert_eq!(p.delivered(), 16, "from number {FIRST}");
     }
+}
+
+// ---- §3.6: the up-call on the first packet ----
+
+/// An endpoint whose application is asked about every message and answers so.
+fn asking(verdicts: &[Verdict]) -> Puppet {
+    let mut p = puppet();
+    p.host.wants_offers = true;
+    p.host.verdicts.extend(verdicts);
+    p
+}
+
+// The layer above sees length and first bytes of a long message and takes all of it. Expect: asked once.
+#[test]
+fn the_upper_layer_is_asked_on_the_first_packet() {
+    let mut p = asking(&[Verdict::Accept]);
+    let (request, rest) = (p.rts(0, 2_000, 1_000), p.data(0, 1_000, 2_000));
+    p.says(request.clone());
+    let outcome = p.says(rest);
+    assert_eq!(outcome[0], "delivers 0");
+    p.says(request);
+    let asked: Vec<_> = p
+        .host
+        .offered
+        .iter()
+        .map(|o| (o.total, o.first.len()))
+        .collect();
+    assert_eq!(asked, [(2_000, 1_000)]);
+}
+
+// It takes only the first 1500 bytes. Expect: no more is granted, the message ends there, and the sender sees it delivered.
+#[test]
+fn the_upper_layer_shortens_a_message() {
+    let mut p = asking(&[Verdict::Shorten(1_500), Verdict::Shorten(10)]);
+    let (request, rest) = (p.rts(0, 50_000, 1_000), p.data(0, 1_000, 1_500));
+    let outcome = p.says(request);
+    assert!(outcome.contains(&"CTS 0 to 1500".into()), "{outcome:?}");
+    let outcome = p.says(rest);
+    assert_eq!(outcome[0], "delivers 0");
+    assert!(outcome.contains(&"MSGEND 0".into()), "{outcome:?}");
+    // A short one, of which less is wanted than came.
+    let short = p.eager_of(1, 1_000);
+    assert_eq!(p.says(short), ["delivers 1", "ACK 2"]);
+}
+
+// It refuses. Expect: MSGDROP; the number is committed when the sender confirmed that it knows; the next message is asked about anew.
+#[test]
+fn the_upper_layer_refuses_a_message() {
+    let mut p = asking(&[Verdict::Refuse, Verdict::Accept]);
+    let (refused, next) = (p.rts(0, 50_000, 1_000), p.eager(1));
+    let outcome = p.says(refused);
+    assert!(outcome.contains(&"MSGDROP 0 refused".into()), "{outcome:?}");
+    p.says(p.drop_confirm(0));
+    let outcome = p.says(next);
+    assert_eq!(outcome, ["delivers 1", "ACK 2"]);
+    assert_eq!((p.delivered(), p.host.claimed()), (1, 0));
+}
+
+// It has to think. Expect: the message is one without a buffer until it has, and asked about again when it comes again.
+#[test]
+fn the_upper_layer_is_undecided() {
+    let mut p = asking(&[Verdict::Undecided, Verdict::Accept]);
+    let message = p.eager(0);
+    let outcome = p.says(message.clone());
+    assert!(
+        !outcome.iter().any(|line| line.starts_with("delivers")),
+        "{outcome:?}"
+    );
+    let outcome = p.says(message);
+    assert_eq!(outcome, ["delivers 0", "ACK 1"]);
+    assert_eq!(p.host.offered.len(), 2);
 }

@@ -1,0 +1,260 @@
+//! How much unasked traffic may be under way to a peer while the network is busy.
+//!
+//! Problem: credit bounds what fills a receiver, not what fills the queues before it; a thousand senders with credit each overflow the switch they share.
+//! PROTOCOL *Congestion*; transport.md §10; Swift (Kumar et al., SIGCOMM 2020).
+//!
+//! Idea: what we take from Swift: a window per peer that follows the delay. Below the target (the smallest round trip of late, and
+//! `target_us`) it grows by one receive buffer per window acknowledged; above it, at most once per round trip, it shrinks in proportion to the excess
+//! (0.8 × excess / delay, at most by half); a timeout with silence shrinks it to one buffer, from which it doubles per round
+//! trip to half of where it was. It starts full, since credit bounds it too, and at least one frame may always be under way. Time that
+//! the peer held an answer is not in the samples (see `round_trip`), so late acknowledgements are no congestion. Loss at
+//! low delay does not shrink it: that is corruption, or a switch that would show in the next delay.
+//!
+//! What is under way is what was charged less what the peer's echo covers: whatever left before it has arrived or is lost. A few marks of (time, count)
+//! tell how much that was.
+//!
+//! What we leave: pacing below one packet, topology and flow scaling of the target, the separate window for the host's own delay. Long
+//! messages are not bounded here: their receiver paces them (`grants`).
+//!
+//! Rejected: shrinking on loss (AF_XDP rings drop when an engine is descheduled for a moment); ECN (few networks mark).
+//!
+//! Invariants: one buffer ≤ window ≤ `eager_buffers`; marks are in order of time and count.
+
+use super::round_trip::stamp;
+use crate::ident::{Nanos, serial_le};
+use crate::policy::{Congestion, Policy};
+
+/// The window's unit.
+const ONE: u32 = 256;
+/// Marks kept; the newest one stands for all that would be more.
+const MARKS: usize = 8;
+
+/// A peer's window.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Window {
+    /// In 1/256 of a buffer.
+    size: u32,
+    /// Below it the window doubles per round trip.
+    threshold: u32,
+    /// Not shrunk again before.
+    hold_until: Nanos,
+    /// Buffers charged so far, and how many of them are not under way any more.
+    sent: u32,
+    arrived: u32,
+    /// Up to this stamp of ours, so much was sent.
+    marks: [(u32, u32); MARKS],
+    len: u8,
+}
+
+impl Window {
+    pub(super) fn new() -> Self {
+        Self {
+            size: u32::MAX, // as far as the policy allows
+            threshold: u32::MAX,
+            hold_until: 0,
+            sent: 0,
+            arrived: 0,
+            marks: [(0, 0); MARKS],
+            len: 0,
+        }
+    }
+
+    /// Buffers.
+    pub(super) fn size(&self, policy: &Policy) -> u32 {
+        match policy.congestion {
+            Congestion::None => policy.eager_buffers,
+            Congestion::Delay { .. } => (self.size / ONE).clamp(1, policy.eager_buffers),
+        }
+    }
+
+    pub(super) fn under_way(&self) -> u32 {
+        self.sent.wrapping_sub(self.arrived)
+    }
+
+    /// How many more may leave. One frame always may, however long it is.
+    pub(super) fn room(&self, policy: &Policy) -> u32 {
+        if self.under_way() == 0 || policy.congestion == Congestion::None {
+            return u32::MAX;
+        }
+        self.size(policy).saturating_sub(self.under_way())
+    }
+
+    /// A frame of so many leaves.
+    pub(super) fn charge(&mut self, now: Nanos, buffers: u32) {
+        self.sent = self.sent.wrapping_add(buffers);
+        let mark = (stamp(now), self.sent);
+        let len = usize::from(self.len);
+        match self.marks[..len].last_mut() {
+            Some(last) if last.0 == mark.0 || len == MARKS => *last = mark,
+            _ => {
+                self.marks[len] = mark;
+                self.len += 1;
+            }
+        }
+    }
+
+    /// The peer echoed a stamp of ours. `rtt`: a new sample, and the smallest of late.
+    pub(super) fn learn(
+        &mut self,
+        now: Nanos,
+        echoed: u32,
+        rtt: Option<(Nanos, Nanos)>,
+        policy: &Policy,
+    ) {
+        let len = usize::from(self.len);
+        let passed = self.marks[..len]
+            .iter()
+            .take_while(|mark| serial_le(mark.0, echoed))
+            .count();
+        let mut news = 0;
+        if let Some(&(_, sent)) = self.marks[..passed].last() {
+            news = sent.wrapping_sub(self.arrived);
+            self.arrived = sent;
+            self.marks.copy_within(passed..len, 0);
+            self.len -= passed as u8;
+        }
+        let (Congestion::Delay { target_us }, Some((rtt, min))) = (policy.congestion, rtt) else {
+            return;
+        };
+        let most = policy.eager_buffers.saturating_mul(ONE);
+        self.size = self.size.min(most);
+        let target = min.saturating_add(Nanos::from(target_us) * 1_000);
+        if rtt <= target {
+            let news = u64::from(news.min(policy.eager_buffers)) * u64::from(ONE);
+            let more = match self.size < self.threshold {
+                true => news,
+                false => news * u64::from(ONE) / u64::from(self.size.max(ONE)),
+            };
+            self.size = self.size.saturating_add(more as u32).min(most);
+        } else if now >= self.hold_until {
+            let excess = 4 * (rtt - target) * u64::from(ONE) / (5 * rtt);
+            let less = u64::from(self.size) * excess.min(u64::from(ONE) / 2) / u64::from(ONE);
+            self.size = self.size.saturating_sub(less as u32).max(ONE);
+            self.threshold = self.size;
+            self.hold_until = now.saturating_add(rtt);
+        }
+    }
+
+    /// A timer ran out while nothing at all was heard.
+    pub(super) fn silence(&mut self, now: Nanos, rto: Nanos, policy: &Policy) {
+        if self.under_way() > 0 && now >= self.hold_until {
+            self.threshold = (self.size(policy) * ONE / 2).max(2 * ONE);
+            self.size = ONE;
+            self.hold_until = now.saturating_add(rto);
+        }
+    }
+
+    /// Panics when an invariant is broken.
+    pub(super) fn check_consistency(&self, policy: &Policy) {
+        assert!((1..=policy.eager_buffers).contains(&self.size(policy)));
+        for pair in self.marks[..usize::from(self.len)].windows(2) {
+            assert!(pair[0].0 != pair[1].0 && serial_le(pair[0].0, pair[1].0));
+            assert!(serial_le(pair[0].1, pair[1].1));
+        }
+        let last = self.marks[..usize::from(self.len)].last();
+        assert_eq!(last.map_or(self.arrived, |mark| mark.1), self.sent);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const US: Nanos = 1_000;
+    const BASE: Nanos = 10 * US;
+
+    fn policy() -> Policy {
+        Policy {
+            eager_buffers: 64,
+            congestion: Congestion::Delay { target_us: 50 },
+            ..Policy::default()
+        }
+    }
+
+    /// Sends a window and hears of it after `rtt`.
+    fn round(window: &mut Window, now: &mut Nanos, rtt: Nanos) {
+        let policy = policy();
+        let sent = *now;
+        loop {
+            window.charge(sent, 1);
+            if window.room(&policy) == 0 {
+                break;
+            }
+        }
+        assert_eq!(window.under_way(), window.size(&policy));
+        *now += rtt;
+        window.learn(*now, stamp(sent), Some((rtt, BASE)), &policy);
+        assert_eq!(window.under_way(), 0);
+        window.check_consistency(&policy);
+        *now += US;
+    }
+
+    #[test]
+    fn it_follows_the_delay() {
+        let (mut window, mut now) = (Window::new(), 1 << 33);
+        assert_eq!(window.size(&policy()), 64, "full at first");
+        round(&mut window, &mut now, 60 * US); // at the target
+        assert_eq!(window.size(&policy()), 64);
+        round(&mut window, &mut now, 80 * US); // 20 us above: 0.8 of a quarter
+        assert_eq!(window.size(&policy()), 51);
+        round(&mut window, &mut now, 10_000 * US); // by half at most
+        assert_eq!(window.size(&policy()), 25);
+        let mut rounds = 0;
+        while window.size(&policy()) < 60 {
+            round(&mut window, &mut now, 20 * US);
+            rounds += 1;
+        }
+        assert!((32..40).contains(&rounds), "one buffer per round: {rounds}");
+        for _ in 0..100 {
+            round(&mut window, &mut now, 1_000 * US);
+        }
+        assert_eq!(window.size(&policy()), 1, "never less");
+    }
+
+    #[test]
+    fn it_shrinks_once_per_round_trip() {
+        let (mut window, policy, now) = (Window::new(), policy(), 1 << 33);
+        for i in 0..10 {
+            window.charge(now + i, 1);
+        }
+        for i in 0..10 {
+            let at = now + 100 * US + i;
+            window.learn(at, stamp(now + i), Some((100 * US, BASE)), &policy);
+        }
+        assert_eq!(window.size(&policy), 43, "64 less a third, once");
+    }
+
+    #[test]
+    fn silence_leaves_one_and_it_comes_back_fast() {
+        let (mut window, policy, mut now) = (Window::new(), policy(), 1 << 33);
+        window.silence(now, 1_000 * US, &policy);
+        assert_eq!(window.size(&policy), 64, "nothing was under way");
+        window.charge(now, 1);
+        window.silence(now + 2_000 * US, 1_000 * US, &policy);
+        window.silence(now + 2_001 * US, 1_000 * US, &policy); // another stream's timer
+        assert_eq!(window.size(&policy), 1);
+        now += 5_000 * US;
+        window.learn(now, stamp(now), None, &policy);
+        let rounds = (0..).find(|_| {
+            round(&mut window, &mut now, 20 * US);
+            window.size(&policy) >= 32
+        });
+        assert_eq!(rounds, Some(4), "1, 2, 4, 8, 16, 32");
+    }
+
+    #[test]
+    fn what_left_after_the_echo_is_under_way() {
+        let (mut window, policy, now) = (Window::new(), policy(), (1 << 33) - 5);
+        for i in 0..20 {
+            window.charge(now + i, 2);
+            window.check_consistency(&policy);
+        }
+        for (i, left) in [(0, 38), (4, 30), (6, 26), (19, 0), (3, 0)] {
+            window.learn(now + 100, stamp(now + i), None, &policy);
+            assert_eq!(window.under_way(), left, "after {i}");
+        }
+        // A frame longer than the window still goes.
+        window.charge(now + 200, 3);
+        assert_eq!(window.room(&policy), 61);
+    }
+}
