@@ -12,7 +12,7 @@ use harness::exchange::{Order, between_in, options};
 use harness::{Cluster, STEP, until};
 use portolan::{Event, Priority, Reason, SendOptions, Status};
 use portolan_testbed::{Encap, Impairment, Lab, Node, process};
-use portolan_transport::policy::{self, Profile};
+use portolan_transport::policy::{self, AckRule, Profile};
 use serde_json::Value;
 
 const LARGEST: usize = 1 << 20;
@@ -44,9 +44,11 @@ fn with_profile(profile: Profile) -> String {
 }
 
 fn order(profile: Profile) -> Order {
-    match profile.policy().order {
-        policy::Order::Number => Order::Sent,
-        policy::Order::Arrival => Order::Any,
+    let policy = profile.policy();
+    match (policy.order, policy.ack_rule) {
+        (policy::Order::Arrival, _) => Order::Any,
+        (policy::Order::Number, AckRule::Exact) => Order::AnyEnd,
+        (policy::Order::Number, AckRule::Cumulative) => Order::Sent,
     }
 }
 

@@ -47,11 +47,13 @@ pub fn exchange_counting(
     exchange_in(Order::Sent, port, peer, sizes, within, count)
 }
 
-/// In which order messages must come, and their ends.
+/// In which order messages must come, and the ends of their sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// As they were sent.
+    /// Both as they were sent.
     Sent,
+    /// The messages as they were sent, the ends in any order, each once: where every message has an acknowledgement of its own.
+    AnyEnd,
     /// In any, each once: where the policy lets a short message overtake a long one.
     Any,
 }
@@ -208,7 +210,7 @@ impl Exchange<'_> {
             Event::Received(message) => {
                 let lane = usize::from(message.priority() == Priority::High);
                 let number = match self.order {
-                    Order::Sent => self.received[lane],
+                    Order::Sent | Order::AnyEnd => self.received[lane],
                     Order::Any => message.tag() as usize,
                 };
                 let what = format!("{:?} message {number}", message.priority());
@@ -248,7 +250,7 @@ impl Exchange<'_> {
                 let lane = usize::from(sent.priority == Priority::High);
                 let number = match self.order {
                     Order::Sent => self.delivered[lane],
-                    Order::Any => sent.tag as usize,
+                    Order::AnyEnd | Order::Any => sent.tag as usize,
                 };
                 ensure!(
                     sent.status.is_delivered(),

@@ -2,11 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod transport;
+
 use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 
-use portolan_transport::policy::{OnTimeout, Policy, Profile};
 use portoland::engine_link::{Encap, Wait};
 use portoland::supervisor::config::{Config, Credentials, XdpMode};
 use portoland::supervisor::surroundings::{Account, Interface, Surroundings};
@@ -174,34 +175,49 @@ fn line_of(text: &str, what: &str) -> usize {
     1 + text.lines().position(|line| line.contains(what)).unwrap()
 }
 
-#[test]
-fn the_transport_is_a_profile_and_what_of_it_is_changed() {
-    assert_eq!(parse(GOOD).unwrap().policy, Policy::default());
-    let section = |text: &str| parse(&with("[limits]", &format!("[transport]\n{text}\n[limits]")));
-    for profile in Profile::ALL {
-        let config = section(&format!("profile = \"{}\"", profile.name())).unwrap();
-        assert_eq!(config.policy, profile.policy(), "{}", profile.name());
+/// A mistake: what is replaced, by what, where to find the line, what it says, what to do.
+type Mistake = (
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static str,
+);
+
+fn each_is_named(table: &[Mistake]) {
+    for (line, replacement, place, complaint, remedy) in table {
+        let text = with(line, replacement);
+        // Two rules for everybody are fine as long as no port is in both.
+        if complaint.is_empty() && remedy.is_empty() {
+            parse(&text).unwrap();
+            continue;
+        }
+        let error = parse(&text).expect_err(replacement);
+        let first = error.lines().next().unwrap();
+        assert!(first.contains(complaint), "{replacement:?}: {error}");
+        assert!(first.contains(remedy), "{replacement:?}: {error}");
+        let number: usize = first
+            .strip_prefix("node.toml:")
+            .and_then(|rest| rest.split(':').next())
+            .and_then(|number| number.parse().ok())
+            .unwrap_or_else(|| panic!("{error}"));
+        let near = line_of(&text, place.lines().next().unwrap());
+        let last = text.lines().count()
+            - text
+                .lines()
+                .rev()
+                .position(|l| l.contains(place.lines().next().unwrap()))
+                .unwrap();
+        assert!(
+            number == near || number == last || (place.contains('\n') && number == near + 1),
+            "{replacement:?}: line {near} or {last}: {error}"
+        );
     }
-    let config = section("profile = \"gamma\"\nwindow_messages = 128\non_timeout = \"probe\"");
-    let expected = Policy {
-        window_messages: 128,
-        on_timeout: OnTimeout::Probe,
-        ..Profile::Gamma.policy()
-    };
-    let config = config.unwrap();
-    assert_eq!(config.policy, expected);
-    // What the engine is told makes the same policy.
-    assert_eq!(config.transport.policy(), Ok(expected));
-    // A bound on the credit of all peers together makes it fit.
-    let config = section("eager_buffers = 4000\neager_budget_buffers = 4000").unwrap();
-    assert_eq!(config.policy.eager_buffers, 4000);
-    assert!(section("eager_buffers = 4000").is_err());
 }
 
 #[test]
 fn each_mistake_is_named_with_its_line_and_a_remedy() {
-    // (replaced, by what, where to find the line, what it says, what to do)
-    let table: &[(&str, &str, &str, &str, &str)] = &[
+    let table: &[Mistake] = &[
         (
             "udp_port = 28000",
             "udp_prt = 28000",
@@ -215,69 +231,6 @@ fn each_mistake_is_named_with_its_line_and_a_remedy() {
             "[limit]",
             "unknown field `limit`",
             "remove it",
-        ),
-        (
-            "[limits]",
-            "[transport]\nprofile = \"tcp\"\n[limits]",
-            "\"tcp\"",
-            "transport.profile `tcp` is not known",
-            "choose one of parastation2, rmpp, gamma, gbn-stall, ftgm, default",
-        ),
-        (
-            "[limits]",
-            "[transport]\nrecovery = \"selective\"\n[limits]",
-            "recovery",
-            "unknown field `recovery`",
-            "remove it",
-        ),
-        (
-            "[limits]",
-            "[transport]\nprofile = \"gamma\"\nwindow_messages = 257\n[limits]",
-            "window_messages",
-            "transport.window_messages must be 1 to 256",
-            "leave it to profile `gamma`",
-        ),
-        (
-            "[limits]",
-            "[transport]\nprofile = \"rmpp\"\nwindow_messages = 17\n[limits]",
-            "window_messages",
-            "must be at most 16 where messages commit in order of arrival",
-            "correct it",
-        ),
-        (
-            "[limits]",
-            "[transport]\nack = \"piggybacked\"\nack_delay_us = 3000000\n[limits]",
-            "ack_delay_us",
-            "transport.ack must be delayed by less than rto_min_us",
-            "correct it",
-        ),
-        (
-            "[limits]",
-            "[transport]\nack = \"never\"\n[limits]",
-            "\"never\"",
-            "unknown variant `never`",
-            "choose one of those",
-        ),
-        (
-            "[limits]",
-            "[transport]\nrto_max_us = -1\n[limits]",
-            "rto_max_us",
-            "transport.rto_max_us is -1",
-            "it must be 0 to",
-        ),
-        (
-            "[limits]",
-            "[transport]\nrto_min_us = 300000\nrto_max_us = 200000\n[limits]",
-            "rto_max_us",
-            "transport.rto_max_us must be at least rto_min_us",
-            "correct it",
-        ),
-        (
-            "[limits]",
-            "[transport]\neager_buffers = 100000\n[limits]",
-            "umem_frames",
-            "the credit of all peers does not fit: 2 peers x (100000 eager",
-            "set engine.umem_frames",
         ),
         (
             "id = 1\n",
@@ -563,34 +516,7 @@ fn each_mistake_is_named_with_its_line_and_a_remedy() {
             "correct the value",
         ),
     ];
-    for (line, replacement, place, complaint, remedy) in table {
-        let text = with(line, replacement);
-        // Two rules for everybody are fine as long as no port is in both.
-        if complaint.is_empty() && remedy.is_empty() {
-            parse(&text).unwrap();
-            continue;
-        }
-        let error = parse(&text).expect_err(replacement);
-        let first = error.lines().next().unwrap();
-        assert!(first.contains(complaint), "{replacement:?}: {error}");
-        assert!(first.contains(remedy), "{replacement:?}: {error}");
-        let number: usize = first
-            .strip_prefix("node.toml:")
-            .and_then(|rest| rest.split(':').next())
-            .and_then(|number| number.parse().ok())
-            .unwrap_or_else(|| panic!("{error}"));
-        let near = line_of(&text, place.lines().next().unwrap());
-        let last = text.lines().count()
-            - text
-                .lines()
-                .rev()
-                .position(|l| l.contains(place.lines().next().unwrap()))
-                .unwrap();
-        assert!(
-            number == near || number == last || (place.contains('\n') && number == near + 1),
-            "{replacement:?}: line {near} or {last}: {error}"
-        );
-    }
+    each_is_named(table);
 }
 
 #[test]
