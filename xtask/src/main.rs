@@ -8,6 +8,7 @@ use portolan_testbed::cancel;
 
 mod build;
 mod ci;
+mod coverage;
 mod demo;
 mod fuzz;
 mod lab;
@@ -49,6 +50,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Which lines of the transport its tests run; fails below 95 %
+    Coverage(coverage::Options),
     /// Hostile input for everything that reads what others wrote
     Fuzz(fuzz::Options),
     /// A laboratory that stays up until it is taken down
@@ -82,6 +85,7 @@ fn run(task: Task) -> Result<()> {
         Task::Tidy => tidy::run(),
         Task::Sim(options) => sim::run(&options),
         Task::Profiles { arguments } => profiles::run(&arguments),
+        Task::Coverage(options) => coverage::run(&options),
         Task::Fuzz(options) => fuzz::run(&options),
         Task::Lab { task } => lab::run(task),
     }

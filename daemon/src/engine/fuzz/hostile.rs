@@ -115,7 +115,12 @@ impl<'m, 'i> Hostile<'m, 'i> {
             }
             14 if op & 16 != 0 && world.open => world.close(CloseReason::OwnerGone),
             14 => self.answer(),
-            _ => world.now += u64::from(self.u8()) * MS / 4,
+            _ => {
+                // The engine runs before its patience with a silent peer ends: an engine that is kept from running for longer may take
+                // its own absence for the peer's.
+                world.now += u64::from(self.u8()) * MS / 4;
+                return Some(1 + u32::from(op >> 5));
+            }
         }
         // Several deeds may come between two looks of the engine.
         Some(u32::from(op >> 5))

@@ -316,7 +316,7 @@ fn start(memory: &Memory, now: Nanos, ports: &[(&Halves, u32)]) -> Running {
         max_peers: LEDGER.peers as usize,
         first_number: u32::MAX - 3,
         policy: Policy {
-            unreachable_after_ms: 100,
+            unreachable_after_ms: 1_000,
             stream_idle_ms: 20,
             ..Policy::default()
         },
