@@ -30,19 +30,17 @@ impl Endpoint {
         if !self.nodes.contains_key(&key.node) || key.remote.0 >= PORTS || !self.owns(key.local) {
             return Err(Reason::NoRoute);
         }
-        let slot = match self.send_index.get(&key) {
-            Some(&slot) => slot,
+        let known = self.send_index.get(&key).copied();
+        if self.is_incompatible(now, key.node, known) {
+            return Err(Reason::Incompatible);
+        }
+        let slot = match known {
+            Some(slot) => slot,
             None => self.open_stream(now, key, host)?,
         };
         let Some(stream) = self.send.get_mut(slot) else {
             return Err(Reason::NoResources);
         };
-        if stream.peer != NONE {
-            let entry = self.peers.get(stream.peer);
-            if entry.is_some_and(|e| e.state == PeerState::Incompatible && now < e.hello_at) {
-                return Err(Reason::Incompatible);
-            }
-        }
         if stream.closing || (stream.reopen && stream.queue.is_empty()) {
             self.reopen(slot, host);
         }
@@ -63,6 +61,18 @@ impl Endpoint {
         self.timers.arm(Owner::Send(slot), send.deadline);
         self.activate(now, slot);
         Ok(())
+    }
+
+    /// Whether the peer of a stream said that it does not fit, a moment ago. For a stream whose peer is not known yet, the engine that
+    /// would say which it is.
+    fn is_incompatible(&self, now: Nanos, node: NodeId, stream: Option<u32>) -> bool {
+        let stream = stream.and_then(|slot| self.send.get(slot));
+        let peer = stream
+            .map(|stream| stream.peer)
+            .filter(|peer| *peer != NONE);
+        let asked = || self.peer_index.get(&Peer { node, queue: 0 }).copied();
+        let entry = peer.or_else(asked).and_then(|slot| self.peers.get(slot));
+        entry.is_some_and(|e| e.state == PeerState::Incompatible && now < e.hello_at)
     }
 
     /// Gives a send of this stream up. Its status follows: NotDelivered at once if it never left, else what the receiver says. Ignored if the send
