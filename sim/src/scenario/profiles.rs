@@ -4,10 +4,11 @@
 //! is from the post to the receiver's event, messages at random times (Poisson), so a loss delays those behind it as well.
 
 use portolan_transport::ident::{Nanos, NodeId, PortId, Priority};
-use portolan_transport::policy::{OnTimeout, Policy, Profile};
+use portolan_transport::policy::{OnTimeout, Order, Policy, Profile};
 use serde_json::{Value, json};
 
 use super::load::{Load, Pace, Source, open};
+use crate::checks::order::Order as OrderCheck;
 use crate::cluster::impairment::Impairment;
 use crate::cluster::{Cluster, Setup};
 use crate::harness::book::Route;
@@ -58,7 +59,12 @@ fn policy(profile: Profile, case: &Case) -> Policy {
 fn cluster(profile: Profile, loss_ppm: u32, case: &Case) -> Cluster {
     let mut setup = Setup::new(case.seed, 2, policy(profile, case));
     setup.max_frame = case.max_frame;
+    let in_arrival_order = setup.policies.iter().any(|p| p.order == Order::Arrival);
     let mut cluster = Cluster::new(setup);
+    if in_arrival_order {
+        let order = Box::new(OrderCheck::of_arrival());
+        cluster.book.borrow_mut().checks.replace(order);
+    }
     cluster.network.impairment = Impairment {
         loss_ppm,
         ..Impairment::default()

@@ -74,6 +74,7 @@ impl Endpoint {
             }
         }
         let mut claimed = host.claim(key.local, key.priority, incoming.len);
+        let scarce = claimed == Err(NoBuffer::NotNow);
         for _ in 0..TAKE_BACK_MAX {
             if claimed != Err(NoBuffer::NotNow) || !self.take_token_back(slot, number, host) {
                 break;
@@ -116,7 +117,9 @@ impl Endpoint {
                 }
             }
         }
-        self.wake_waiting(key.local, 1);
+        if !scarce {
+            self.wake_waiting(key.local, 1);
+        }
     }
 
     /// RMPP's up-call.

@@ -288,8 +288,9 @@ impl Endpoint {
         if stream.not_ready == Some(number) {
             stream.not_ready = None;
         }
-        let horizon = self.peers.get(stream.peer).map_or(0, |e| e.horizon);
-        stream.horizon = stream.horizon.max(horizon);
+        let entry = self.peers.get(stream.peer);
+        let (horizon, written) = entry.map_or((0, 0), |e| (e.horizon, e.written));
+        stream.heard(now, written, horizon);
         stream.resend.retain(|&(n, _)| n != number);
         for range in missing.iter().take(usize::from(len)) {
             let range = Range {

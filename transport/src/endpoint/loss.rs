@@ -9,8 +9,8 @@
 //! has a new time and is judged by it, so each loss is repaired once per round trip, whatever was lost, retransmissions and their
 //! acknowledgements included. Messages of one frame burst have the same time; then the order of numbers decides.
 //!
-//! An answer says nothing of messages that left after its horizon, and one whose horizon is older than another's of the stream is
-//! late and says nothing at all but its base. A message that was listed and is not any more lost its buffer to another: it is owed
+//! An answer says nothing of messages that left after its horizon, and one that was overtaken by another of the stream (their frames' time
+//! stamps tell) says nothing at all but its base. A message that was listed and is not any more lost its buffer to another: it is owed
 //! again, from its first byte.
 //!
 //! With exact acknowledgements one for a later number than the oldest shows that those for the numbers between were lost: they
@@ -101,10 +101,10 @@ impl Endpoint {
             return;
         };
         let horizon = entry.horizon;
-        if horizon == 0 || horizon < stream.horizon || serial_lt(stream.base, base) {
+        let beyond = serial_lt(stream.base, base);
+        if horizon == 0 || beyond || !stream.heard(now, entry.written, horizon) {
             return;
         }
-        (stream.horizon, stream.heard_at) = (horizon, now);
         let (news, forgotten) = stream.learn_received(base, received, horizon);
         let found = stream.find_lost(now, entry.reorder_window());
         self.counters.losses_found += found;

@@ -97,6 +97,8 @@ pub(super) struct PeerEntry {
     /// What the frame admitted last says was written after our frames of this time had arrived; 0 if it does not say. Frames
     /// overtake each other: compare a frame's answers with this while the frame is handled, not later.
     pub horizon: Nanos,
+    /// Its time stamp: orders the frames of this peer among each other.
+    pub written: u32,
     /// Since when something waits for an answer.
     pub waiting_since: Option<Nanos>,
     pub last_heard: Nanos,
@@ -150,6 +152,7 @@ impl PeerEntry {
             rtt: Rtt::default(),
             stamps: Stamps::default(),
             horizon: 0,
+            written: 0,
             waiting_since: None,
             last_heard: now,
             placing: 0,
@@ -207,6 +210,7 @@ impl PeerEntry {
     pub(super) fn learn_stamps(&mut self, now: Nanos, header: &FrameHeader) -> Heard {
         let heard = self.stamps.learn(now, header);
         self.horizon = heard.horizon;
+        self.written = header.sent_at;
         if let Some(rtt) = heard.rtt {
             self.rtt.sample(now, rtt);
         }

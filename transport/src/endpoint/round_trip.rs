@@ -25,7 +25,7 @@ use crate::wire::FrameHeader;
 use crate::wire::frame::HELD_UNIT;
 
 /// How long a stamp is worth comparing.
-const STAMP_GOOD_FOR: Nanos = 1 << 30;
+pub(super) const STAMP_GOOD_FOR: Nanos = 1 << 30;
 /// Frames that left within so long of each other may change places on the way, however short the way is.
 const REORDER_MIN: Nanos = 2_000;
 /// The same before the first sample.

@@ -27,6 +27,7 @@
 
 use alloc::collections::VecDeque;
 
+use super::round_trip::STAMP_GOOD_FOR;
 use super::slab::NONE;
 use crate::host::{Reason, SendRequest, SendStatus};
 use crate::ident::{Nanos, RecordId, StreamKey, serial_lt};
@@ -152,8 +153,9 @@ pub(super) struct SendStream {
     pub resent: VecDeque<(u32, Range, Nanos)>,
     /// Some message may be marked `lost`.
     pub lost: bool,
-    /// What the receiver had when it answered last, and when that came.
+    /// What the receiver had when it wrote its newest answer, the answer's time stamp, and when that came.
     pub horizon: Nanos,
+    pub written: Option<u32>,
     pub heard_at: Nanos,
     /// The highest number it had then of those that left at `horizon`.
     pub newest: Option<u32>,
@@ -206,6 +208,7 @@ impl SendStream {
             resent: VecDeque::new(),
             lost: false,
             horizon: 0,
+            written: None,
             heard_at: 0,
             newest: None,
             reorder_at: Nanos::MAX,
@@ -307,6 +310,7 @@ impl SendStream {
         self.probe = false;
         (self.stalled, self.not_ready, self.starved) = (false, None, false);
         (self.lost, self.horizon, self.newest) = (false, 0, None);
+        self.written = None;
         self.reorder_at = Nanos::MAX;
         self.resent.clear();
         (self.backoff, self.timer) = (0, Nanos::MAX);
@@ -428,6 +432,18 @@ impl SendStream {
             self.resent.pop_front();
         }
         self.resent.push_back((number, range, now));
+    }
+
+    /// Takes note of an answer. False if it was overtaken by another of the stream: it is out of date.
+    pub(super) fn heard(&mut self, now: Nanos, written: u32, horizon: Nanos) -> bool {
+        let newer = |last: u32| serial_lt(written, last);
+        let comparable = now < self.heard_at.saturating_add(STAMP_GOOD_FOR);
+        if comparable && self.written.is_some_and(newer) {
+            return false;
+        }
+        (self.written, self.heard_at) = (Some(written), now);
+        self.horizon = self.horizon.max(horizon);
+        true
     }
 
     /// Whether some of these bytes went out again after what the receiver had at `horizon`.
