@@ -84,6 +84,8 @@ counters! {
     peer_takeovers,
     /// Peers that fell silent for too long.
     peers_unreachable,
+    /// Idle peers forgotten but for their durable record.
+    peers_forgotten,
     /// Paths that did not carry the frames both ends allow.
     paths_short,
     /// HELLOs of another cluster, version or policy.

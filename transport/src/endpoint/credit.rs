@@ -89,6 +89,8 @@ pub(super) struct Credit {
     /// How far we let it go.
     allowed: u32,
     pub share: Share,
+    /// When the share was called back.
+    called_at: Nanos,
     /// A frame goes out even if there is nothing else to say.
     pub due: bool,
 }
@@ -272,7 +274,10 @@ impl Endpoint {
             return;
         };
         match entry.credit.share {
-            Share::Held(_) => self.shares.returning += 1,
+            Share::Held(_) => {
+                self.shares.returning += 1;
+                entry.credit.called_at = now;
+            }
             Share::Returning(_) => {}
             Share::None | Share::Asking(_) => return,
         }
@@ -297,7 +302,12 @@ impl Endpoint {
         let again = called.saturating_add(entry.rtt.rto(&self.config.policy, 0));
         if now < again {
             self.timers.arm(Owner::Peer(slot), again);
-        } else if now >= entry.last_heard.saturating_add(self.unreachable_after()) {
+        } else if now
+            >= entry
+                .last_heard
+                .max(entry.credit.called_at)
+                .saturating_add(self.unreachable_after())
+        {
             self.take_share(now, slot);
         } else {
             self.call_back(now, slot);

@@ -4,8 +4,9 @@
 //! PROTOCOL *Identity*, *Engine death seen by peers*; FTGM's restart cases (004, Figures 4 and 5).
 //!
 //! Idea: HELLO says who I am and echoes who I think you are, HELLO-ACK answers it. An incarnation is believed only from a HELLO-ACK
-//! that echoes ours in full while a HELLO of ours is unanswered, so neither a late nor a forged frame changes it; one that was
-//! superseded never comes back. From then on the truncated incarnations in every header are compared: a mismatch is answered by
+//! that echoes ours in full while a HELLO of ours is unanswered, so neither a late nor a forged frame changes it. To change one
+//! that is known, it must also echo the time stamp of that HELLO, which no ghost ever heard; so one that was superseded never comes back, even
+//! if we have forgotten that it was. From then on the truncated incarnations in every header are compared: a mismatch is answered by
 //! RESET (rate-limited, without any state), which makes a peer say HELLO again. Inside an incarnation a higher engine epoch voids
 //! what is volatile, a lower one is a ghost.
 //!
@@ -141,12 +142,16 @@ impl Endpoint {
             return Some(slot);
         }
         if self.peers.len() >= self.config.max_peers {
+            self.make_room(now);
+        }
+        if self.peers.len() >= self.config.max_peers {
             self.counters.tables_full += 1;
             return None;
         }
         let slot = self.peers.insert(PeerEntry::new(id, now));
         self.peer_index.insert(id, slot);
         self.bound_frames(slot);
+        self.arm_sweep(now);
         Some(slot)
     }
 
@@ -192,7 +197,9 @@ impl Endpoint {
     pub(super) fn hello_sent(entry: &mut PeerEntry, now: Nanos) -> Nanos {
         let repeat = (HELLO_REPEAT << entry.hello_tries.min(8)).min(HELLO_REPEAT_MAX);
         entry.hello_due = false;
-        entry.hello_outstanding = true;
+        if !core::mem::replace(&mut entry.hello_outstanding, true) {
+            entry.asked_at = now;
+        }
         entry.hello_tries = entry.hello_tries.saturating_add(1);
         entry.hello_at = now.saturating_add(repeat);
         entry.hello_at
@@ -261,6 +268,7 @@ impl Endpoint {
             return Err(FrameError::NotAssociated);
         }
         let slot = self.peer_slot(now, from).ok_or(FrameError::UnknownPeer)?;
+        self.recall(slot, host);
         let ours = self.config.incarnation;
         let Some(entry) = self.peers.get_mut(slot) else {
             return Err(FrameError::UnknownPeer);
@@ -309,6 +317,7 @@ impl Endpoint {
             .peer_index
             .get(&from)
             .ok_or(FrameError::NotAssociated)?;
+        self.recall(slot, host);
         let Some(entry) = self.peers.get_mut(slot) else {
             return Err(FrameError::NotAssociated);
         };
@@ -323,6 +332,8 @@ impl Endpoint {
         }
         if entry.incarnation == hello.incarnation {
             self.learn_epoch(now, slot, header, host)?;
+        } else if entry.incarnation != 0 && entry.stamps.echo_of(now, header) < entry.asked_at {
+            return Err(FrameError::WrongIncarnation); // a ghost's: it never heard this HELLO
         } else {
             // RECOVERY: one store invalidates every record of the old incarnation; only then they are freed.
             if host.store_peer(from, hello.incarnation, 0).is_err() {
@@ -335,6 +346,7 @@ impl Endpoint {
             entry.floor = 0;
             entry.engine_epoch = Some(header.engine_epoch);
             entry.void_volatile(now, header.sent_buffers);
+            entry.credit.due = true; // its HELLO-ACK knew no limit of ours
             self.counters.peer_restarts += u64::from(old != 0);
             self.forget_receiving(slot, host);
         }
@@ -403,7 +415,7 @@ impl Endpoint {
         host: &mut H,
     ) -> Result<u32, FrameError> {
         let ours = truncate(self.config.incarnation);
-        let slot = self.peer_index.get(&from).copied();
+        let slot = self.recall_for(now, from, header.src_incarnation, host);
         let entry = slot.and_then(|slot| Some((slot, self.peers.get(slot)?)));
         let Some((slot, entry)) = entry.filter(|_| header.dst_incarnation == ours) else {
             self.reset(now, from, header, (RESET_INCARNATION, 0));
@@ -501,6 +513,7 @@ impl Endpoint {
         let Some(&slot) = self.peer_index.get(&from) else {
             return;
         };
+        self.recall(slot, host);
         let Some(entry) = self.peers.get_mut(slot) else {
             return;
         };

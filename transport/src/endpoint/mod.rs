@@ -11,7 +11,7 @@
 //! | `ports` | ports opening and closing, tokens appearing |
 //! | `transmit`, `turn`, `control` | what goes into the next frame |
 //! | `timeout`, `stream_timeout`, `timers` | deadlines |
-//! | `restore` | taking over from the ledger |
+//! | `restore`, `recall` | taking over from the ledger; idle peers forgotten and met again |
 //! | `counters`, `slab`, `heap` | what happened; tables |
 
 mod accept;
@@ -32,6 +32,7 @@ mod opening;
 mod path;
 mod peer;
 mod ports;
+mod recall;
 mod receive_stream;
 mod restore;
 mod round_trip;
@@ -251,8 +252,11 @@ pub struct Endpoint {
     low_due: i64,
     resets: Resets,
     open_ports: [bool; PORTS as usize],
-    /// Per port, receiving streams that wait for a token.
+    /// Per port, as far as some ever waited, receiving streams that wait for a token.
     waiting: Vec<VecDeque<u32>>,
+    /// Which peers had streams when idle ones were looked for last, and when that was.
+    swept: Vec<bool>,
+    swept_at: Nanos,
     /// Sending streams with cancelled messages to act on.
     cancelled: VecDeque<u32>,
     orphans: restore::Orphans,
@@ -282,7 +286,9 @@ impl Endpoint {
             low_due: transmit::LOW_DUE_AT_FIRST,
             resets: Resets::new(now),
             open_ports: [false; PORTS as usize],
-            waiting: (0..PORTS).map(|_| VecDeque::new()).collect(),
+            waiting: Vec::new(),
+            swept: Vec::new(),
+            swept_at: 0,
             cancelled: VecDeque::new(),
             orphans: restore::Orphans::default(),
             age: 0,
@@ -336,13 +342,16 @@ impl Endpoint {
             })
             .ok_or(FrameError::UnknownPeer)?;
         self.counters.chunks_unknown += u64::from(frame.unknown_chunks());
-        let (mut admitted, mut known_chunks) = (None, 0);
+        let (mut admitted, mut refused, mut known_chunks) = (None, None, 0);
         for (chunk, view) in frame.chunks() {
             self.counters.chunks_received += 1;
             known_chunks += 1;
             match chunk {
                 Chunk::Hello(hello) => self.on_hello(now, from, &header, &hello, host)?,
-                Chunk::HelloAck(hello) => self.on_hello_ack(now, from, &header, &hello, host)?,
+                Chunk::HelloAck(hello) => {
+                    // An answer nobody believes must not hide the HELLO behind it.
+                    refused = self.on_hello_ack(now, from, &header, &hello, host).err();
+                }
                 Chunk::Reset {
                     src_incarnation,
                     dst_incarnation,
@@ -353,6 +362,9 @@ impl Endpoint {
                     self.on_reset(now, from, echo, (reason, detail), host);
                 }
                 chunk => {
+                    if let Some(error) = refused {
+                        return Err(error);
+                    }
                     let peer = match admitted {
                         Some(peer) => peer,
                         None => *admitted.insert(self.admit(now, from, &header, host)?),
@@ -364,7 +376,7 @@ impl Endpoint {
         if known_chunks == 0 {
             self.admit(now, from, &header, host)?; // its header says something
         }
-        Ok(())
+        refused.map_or(Ok(()), Err)
     }
 
     /// A chunk of an associated peer: to the sending end, or to the receiving end.

@@ -61,6 +61,8 @@ pub(super) struct PeerEntry {
     /// In full; 0 while unknown.
     pub incarnation: u64,
     retired: [u64; RETIRED],
+    /// The ledger was asked about it.
+    pub recalled: bool,
     pub engine_epoch: Option<u32>,
     /// A START below is refused; durable. 0 until an epoch was forgotten.
     pub floor: u32,
@@ -85,6 +87,8 @@ pub(super) struct PeerEntry {
     pub echo: u64,
     /// A HELLO of ours is unanswered; only then a HELLO-ACK is believed.
     pub hello_outstanding: bool,
+    /// When the first of them left.
+    pub asked_at: Nanos,
     /// When to repeat it.
     pub hello_at: Nanos,
     pub hello_tries: u8,
@@ -133,6 +137,7 @@ impl PeerEntry {
             state: PeerState::Idle,
             incarnation: 0,
             retired: [0; RETIRED],
+            recalled: false,
             engine_epoch: None,
             floor: 0,
             name: String::new(),
@@ -146,6 +151,7 @@ impl PeerEntry {
             hello_ack_due: false,
             echo: 0,
             hello_outstanding: false,
+            asked_at: 0,
             hello_at: Nanos::MAX,
             hello_tries: 0,
             greeted: false,

@@ -96,8 +96,12 @@ impl Endpoint {
         let Some(stream) = self.receive.get_mut(slot) else {
             return;
         };
+        let port = usize::from(stream.key.local.0); // ours, so below PORTS
+        if self.waiting.len() <= port {
+            self.waiting.resize_with(port + 1, Default::default);
+        }
         if !stream.waiting
-            && let Some(waiting) = self.waiting.get_mut(usize::from(stream.key.local.0))
+            && let Some(waiting) = self.waiting.get_mut(port)
         {
             stream.waiting = true;
             waiting.push_back(slot);

@@ -65,6 +65,7 @@ impl Endpoint {
         {
             entry.incarnation = incarnation;
             entry.floor = floor;
+            entry.recalled = true;
         }
     }
 

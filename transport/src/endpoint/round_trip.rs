@@ -145,6 +145,15 @@ impl Stamps {
         self.echoed_at
     }
 
+    /// When the frame of ours left that the header echoes; 0 if it does not say, or nothing that can be true.
+    pub(super) fn echo_of(&self, now: Nanos, header: &FrameHeader) -> Nanos {
+        let age = Nanos::from(stamp(now).wrapping_sub(header.echo));
+        match now.checked_sub(age) {
+            Some(at) if header.echo != 0 && age < STAMP_GOOD_FOR => at,
+            _ => 0,
+        }
+    }
+
     /// Learns from a frame that came now.
     pub(super) fn learn(&mut self, now: Nanos, header: &FrameHeader) -> Heard {
         if self.is_newer(now, header.sent_at) {
@@ -161,15 +170,15 @@ impl Stamps {
             heard.horizon = self.echoed_at;
             return heard;
         }
-        let age = Nanos::from(stamp(now).wrapping_sub(header.echo));
-        let Some(at) = now.checked_sub(age).filter(|_| age < STAMP_GOOD_FOR) else {
+        let at = self.echo_of(now, header);
+        if at == 0 {
             return heard; // of the future, or too old to tell
-        };
+        }
         heard.horizon = at;
         if at > self.echoed_at {
             (self.echoed, self.echoed_at) = (header.echo, at);
             if header.held != u16::MAX {
-                heard.rtt = age.checked_sub(Nanos::from(header.held) * HELD_UNIT);
+                heard.rtt = (now - at).checked_sub(Nanos::from(header.held) * HELD_UNIT);
             }
         }
         heard

@@ -141,6 +141,7 @@ impl Endpoint {
         host: &mut H,
     ) -> Result<u32, Reason> {
         let peer = self.resolve(now, key).ok_or(Reason::NoResources)?;
+        self.recall(peer, host);
         let epoch = host.draw_epoch();
         let mut stream = SendStream::new(key, epoch, self.config.first_number);
         stream.peer = peer;

@@ -329,6 +329,7 @@ mod host;
 mod offers;
 mod round_trips;
 mod shares;
+mod sizes;
 mod statuses;
 
 #[test]

@@ -19,6 +19,7 @@ impl Endpoint {
         self.act_on_cancels(now, host);
         while let Some(owner) = self.timers.pop_due(now) {
             match owner {
+                Owner::Sweep => self.sweep_timeout(now),
                 Owner::Grants => self.grants_timeout(),
                 Owner::Peer(slot) => self.peer_timeout(now, slot, host),
                 Owner::Send(slot) => self.stream_timeout(now, slot, host),

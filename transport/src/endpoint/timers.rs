@@ -1,4 +1,5 @@
-//! When somebody wants to be woken: one deadline per peer and per sending stream, and one for all grants.
+//! When somebody wants to be woken: one deadline per peer and per sending stream, one for all grants, and one
+//! for the next look for idle peers.
 //!
 //! Idea: an indexed heap with at most one entry per owner. [`Timers::arm`] only ever moves an entry *earlier*; an owner whose
 //! deadline moved later is woken too early once, finds nothing to do and arms again. So the packet path, which pushes
@@ -17,6 +18,8 @@ use crate::ident::Nanos;
 pub(super) enum Owner {
     /// Long messages that were granted and say nothing.
     Grants,
+    /// The next look for idle peers.
+    Sweep,
     /// A peer's slot.
     Peer(u32),
     /// A sending stream's slot.
@@ -27,6 +30,7 @@ impl Owner {
     fn id(self) -> u32 {
         match self {
             Self::Grants => 0,
+            Self::Sweep => 1,
             Self::Peer(slot) => (slot + 1) << 1,
             Self::Send(slot) => (slot + 1) << 1 | 1,
         }
@@ -34,7 +38,8 @@ impl Owner {
 
     fn of(id: u32) -> Self {
         match (id >> 1, id & 1) {
-            (0, _) => Self::Grants,
+            (0, 0) => Self::Grants,
+            (0, _) => Self::Sweep,
             (slot, 0) => Self::Peer(slot - 1),
             (slot, _) => Self::Send(slot - 1),
         }

@@ -100,6 +100,7 @@ impl Endpoint {
         to: &mut [u8],
         host: &mut H,
     ) -> Option<Transmit> {
+        self.recall(slot, host);
         let entry = self.peers.get_mut(slot)?;
         let up = entry.is_up();
         if up && let Some((size, nonce)) = entry.path.take_probe(now) {

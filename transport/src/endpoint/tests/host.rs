@@ -204,8 +204,8 @@ impl Host for TestHost {
     fn free_receive_record(&mut self, record: RecordId) {
         self.receiving.remove(&record.0).unwrap();
     }
-    fn load_peer(&self, _peer: Peer) -> Option<(u64, u32)> {
-        None
+    fn load_peer(&self, peer: Peer) -> Option<(u64, u32)> {
+        self.peers.get(&peer).copied()
     }
 
     fn store_peer(&mut self, peer: Peer, incarnation: u64, floor: u32) -> Result<(), TableFull> {
