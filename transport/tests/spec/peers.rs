@@ -1,7 +1,8 @@
-//! §2: who is there. transport.md §2.1, §2.2, §2.3, §2.4, §2.5, §2.7
+//! §2: who is there. transport.md §2.1, §2.2, §2.3, §2.4, §2.5, §2.7, §2.8
 
 use portolan_sim::harness::{MS, SECOND};
 use portolan_sim::puppet::{NOTHING, OUR_INCARNATION, Puppet};
+use portolan_transport::endpoint::PeerState;
 use portolan_transport::wire::Chunk;
 use portolan_transport::wire::chunk::Hello;
 
@@ -166,4 +167,21 @@ fn s2_7_silence() {
     // And here it is again.
     let outcome = p.sends(100);
     assert!(!any(&outcome, "completes"), "{outcome:?}");
+}
+// An idle peer costs nothing but its durable record, which still refuses what is late. transport.md §2.8
+#[test]
+fn s2_8_idle_peers_are_forgotten() {
+    let mut p = puppet();
+    let message = p.eager(0);
+    p.says(message.clone());
+    p.says(p.close(1));
+    p.waits(2 * u64::from(policy().peer_idle_ms) * MS);
+    assert_eq!(p.endpoint.peers().count(), 0);
+    let floor = p.floor();
+    assert_ne!(floor, 0);
+    p.greets();
+    let state = p.endpoint.peers().next().map(|peer| peer.state);
+    assert_eq!((state, p.floor()), (Some(PeerState::Up), floor));
+    let late = message.start(Some(0));
+    assert_eq!(p.says(late), ["REFUSED", "streams_refused +1"]);
 }

@@ -1,9 +1,10 @@
-//! §7 to §11: repair by time, long messages, credit, frames. transport.md §7.1, §7.5, §8.1, §8.2, §8.3, §9.1, §9.2, §11.1, §11.2
+//! §7 to §11: repair by time, long messages, credit, congestion, frames. transport.md §7.1, §7.5, §8.1, §8.2, §8.3, §9.1, §9.2, §10, §11.1,
+//! §11.2
 
 use portolan_sim::harness::{MS, US};
 use portolan_sim::puppet::{NOTHING, Puppet};
 use portolan_transport::ident::Priority;
-use portolan_transport::policy::{OnTimeout, Policy};
+use portolan_transport::policy::{Congestion, OnTimeout, Policy};
 
 use crate::{any, policy, puppet};
 
@@ -241,4 +242,59 @@ fn s11_2_priorities() {
         "{outcome:?}"
     );
     p.waits(MS);
+}
+
+/// The puppet acknowledges all but these after a round trip of `rtt`; returns how many new frames that lets go.
+fn round(p: &mut Puppet, sent: &mut u32, rtt: u64, lost: bool) -> u32 {
+    p.rtt = rtt;
+    p.waits(rtt);
+    let answer = match lost {
+        true => p.ack_with(*sent - 2, &[*sent - 1]),
+        false => p.ack(*sent),
+    };
+    let outcome = p.says(answer);
+    let frames = outcome.iter().filter(|line| line.starts_with("EAGER"));
+    let frames = frames.count() as u32 - u32::from(lost);
+    *sent += frames;
+    frames
+}
+
+// Unasked traffic follows the delay: all the credit below the target, ever less above it, and all again. Loss at low delay is corruption
+// and changes nothing; silence leaves one buffer. transport.md §10
+#[test]
+fn s10_unasked_traffic_follows_the_delay() {
+    let mut p = Puppet::new(
+        Policy {
+            congestion: Congestion::Delay { target_us: 50 },
+            coalesce: false,
+            eager_buffers: 16,
+            window_messages: 64,
+            ..policy()
+        },
+        0,
+    );
+    p.sends(1_000);
+    p.rtt = 10 * US;
+    p.waits(10 * US);
+    p.says(p.ack(1));
+    for _ in 0..1_000 {
+        p.sends(1_000);
+    }
+    let mut sent = 17;
+    for _ in 0..3 {
+        assert_eq!(round(&mut p, &mut sent, 20 * US, false), 16);
+    }
+    let lossy = round(&mut p, &mut sent, 20 * US, true);
+    assert!(lossy >= 15, "{lossy} after a loss");
+    let busy: Vec<u32> = (0..6)
+        .map(|_| round(&mut p, &mut sent, 500 * US, false))
+        .collect();
+    assert!(busy[5] <= 2 && busy.is_sorted_by(|a, b| a >= b), "{busy:?}");
+    let free: Vec<u32> = (0..200)
+        .map(|_| round(&mut p, &mut sent, 20 * US, false))
+        .collect();
+    assert!(
+        free.contains(&16) || p.endpoint.unsettled() == 0,
+        "{free:?}"
+    );
 }
