@@ -1,7 +1,7 @@
 //! What the transport asks of its surroundings: client memory, tokens, and the durable facts with their order.
 //!
 //! The engine implements [`Host`] over shared memory and the ledger; the simulator and the tests over vectors. Each durable
-//! method is one step of the order of `RECOVERY.md`; the implementation, not the endpoint, performs the single stores inside it,
+//! method is one step of the order of transport.md §13.1; the implementation, not the endpoint, performs the single stores inside it,
 //! so that the order of stores is written down in exactly one place.
 
 use alloc::vec::Vec;
@@ -177,7 +177,7 @@ pub struct TableFull;
 pub trait Host {
     // ---- sending ----
 
-    /// **Accept** (RECOVERY, *Accept a send*): ledger copy of the token → tag {generation, number} (the accept point) → the stream
+    /// **Accept** (transport.md §4.1, §13.1): ledger copy of the token → tag {generation, number} (the accept point) → the stream
     /// record's {epoch, next = number + 1} → the send ring's consumer index. After it returns the number is used, whatever dies.
     fn accept(&mut self, send: &SendRequest, record: RecordId, epoch: u32, number: u32);
 

@@ -1,4 +1,4 @@
-//! The names of things: nodes, ports, queues, streams, sends and buffers.
+//! The names of things: nodes, ports, queues, streams, sends and buffers; serial numbers. transport.md §1.1, §1.2
 
 /// Nanoseconds of a monotonic clock that every caller of one endpoint shares.
 pub type Nanos = u64;

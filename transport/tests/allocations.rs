@@ -1,4 +1,4 @@
-//! DESIGN §3, *Fault-free cost first*: once tables and queues have grown to the load, no message and no frame allocates.
+//! Fault-free cost first: once tables and queues have grown to the load, no message and no frame allocates.
 //!
 //! Two endpoints send to each other, both ways at once, through a link that may lose frames; hosts and link are arrays made beforehand. An
 //! allocator counts what this thread asks it for between the warm-up and the end.

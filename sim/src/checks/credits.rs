@@ -1,6 +1,6 @@
 //! Receive buffers in use never exceed what their owner gave out, and after everything healed the credit is back in full.
 //!
-//! PROTOCOL *Credits*: `sent_buffers` and `credit_limit` are absolute serial counts in every frame header. The checker reads them
+//! transport.md §9.1: `sent_buffers` and `credit_limit` are absolute serial counts in every frame header. The checker reads them
 //! off the wire and keeps, per engine and peer, what was sent and what was allowed. An *association* is the incarnations and
 //! engine epochs of both ends; a new one starts with what its sender may fill unasked.
 

@@ -1,7 +1,7 @@
 //! A cluster: engines with their rings, links, a switch, applications, one clock, one seed.
 //!
 //! Problem: thousands of nodes run the very transport code for millions of frames, and a run must repeat from its seed to the bit.
-//! DESIGN §3, STYLE (TigerBeetle).
+//! Its model is TigerBeetle's simulator.
 //!
 //! Idea: everything that happens is an entry of [`Clock`]; nothing else moves time. An engine runs in turns as the real one does:
 //! commands, receive ring, timers, sends, transmit ring; each frame costs it processor time, so its own clock runs ahead of the

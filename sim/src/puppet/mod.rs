@@ -7,13 +7,15 @@
 //! happened as lines of text, which the test compares with what must happen: answers in capitals (`ACK 1`), what the host did
 //! (`delivers 0`, `completes 2 Delivered`), why the frame was dropped (`dropped: WrongIncarnation`) and which counters moved
 //! (`duplicates +1`). So *nothing else happened* is part of every comparison. Numbers are shown relative to the first of their
-//! stream, epochs relative to the first epoch, because all of them start just before they wrap.
+//! stream, epochs relative to the first epoch, because all of them start just before they wrap (transport.md §1.2).
 //!
 //! [`Puppet::transcript`] has both sides' chunks since the last call, for figures that are dialogues.
 //!
 //! What the host's book promises is kept here too: the puppet's messages have ids and contents, so that a doubled, changed or
 //! reordered delivery ends the test, and the puppet counts as having received what it acknowledges. After every step the
 //! endpoint's own consistency is checked.
+//!
+//! Who is who (transport.md §1.1):
 //!
 //! | who | node | engine | port |
 //! |---|---|---|---|

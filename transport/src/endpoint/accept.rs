@@ -1,7 +1,8 @@
 //! Taking a message in: the application's word, a buffer, the first bytes.
 //!
 //! Problem: a first chunk that may come needs a receive token of the application, and there may be none; the application may want to
-//! see what it is about to get. ParaStation2's check for a buffer (000), RMPP's up-call (001), PROTOCOL *Tokens*.
+//! see what it is about to get. ParaStation2's check for a buffer (000), RMPP's up-call (001).
+//! transport.md §5.4, §5.5, §5.7
 //!
 //! Idea: the message claims a token and its bytes are written while their checksum is computed; nothing is buffered by us. Without a
 //! token it takes the one of a later message (`ports`), else it is not taken, and its sender told once. With whole message recovery

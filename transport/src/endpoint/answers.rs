@@ -1,7 +1,8 @@
 //! What receivers answer: ACK, NACK, READY, CTS, MSGEND, MSGDROP, NULL-ACK, PORT-CLOSED, CLOSED, REFUSED, RESUME.
 //!
 //! Problem: an answer may be late, doubled, from another epoch, or nonsense. ParaStation2 Table 1's rows for ACK and NACK (000),
-//! Tam's Stall on the sending side (003), RMPP's CTS and MSGDROP (001), PROTOCOL *Streams*, *Statuses*.
+//! Tam's Stall on the sending side (003), RMPP's CTS and MSGDROP (001). transport.md §3.3, §4.4, §6.2,
+//! §6.3, §7.3, §15
 //!
 //! Idea: an answer is believed if it names our stream's current epoch and a number that was transmitted; everything else is
 //! counted and ignored. ACK < base is old; base < ACK ≤ high settles; ACK > high is a violation (with cumulative acknowledgement

@@ -1,6 +1,6 @@
 //! First chunks: EAGER, RTS, NULL, PROBE. Table 1, commits, acknowledgements.
 //!
-//! Problem, spec and idea: see `receive_stream`. ParaStation2 Table 1 for DATA, applied to the first chunk of a message:
+//! Problem and idea: see `receive_stream`. transport.md §5.1, §5.5, §7.3, §7.4, §14. ParaStation2 Table 1 for DATA, applied to the first chunk of a message:
 //!
 //! | number | EAGER, RTS | NULL | PROBE |
 //! |---|---|---|---|

@@ -1,7 +1,7 @@
 //! Commits, and the acknowledgements that follow them.
 //!
 //! Problem: a message becomes the application's exactly once and in its turn, and nothing is acknowledged before. FTGM's rule
-//! (004), made precise in RECOVERY *Receive*; Tam's immediate, delayed and piggybacked acknowledgement (003); RMPP's order of
+//! (004), made precise in transport.md §5.2, §5.3, §5.6, §6.1, §13.1; Tam's immediate, delayed and piggybacked acknowledgement (003); RMPP's order of
 //! arrival (001).
 //!
 //! Idea: [`Endpoint::commit_ready`] takes from a stream's accepted messages what is complete and next (in order of arrival: what is

@@ -1,7 +1,7 @@
 //! How much unasked traffic may be under way to a peer while the network is busy.
 //!
 //! Problem: credit bounds what fills a receiver, not what fills the queues before it; a thousand senders with credit each overflow the switch they share.
-//! PROTOCOL *Congestion*; transport.md §10; Swift (Kumar et al., SIGCOMM 2020).
+//! transport.md §10; Swift (Kumar et al., SIGCOMM 2020).
 //!
 //! Idea: what we take from Swift: a window per peer that follows the delay. Below the target (the smallest round trip of late, and
 //! `target_us`) it grows by one receive buffer per window acknowledged; above it, at most once per round trip, it shrinks in proportion to the excess

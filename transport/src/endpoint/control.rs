@@ -1,4 +1,4 @@
-//! Control chunks: what a stream's end owes the other, written from its due flags.
+//! Control chunks: what a stream's end owes the other, written from its due flags. transport.md §6.2, §6.3, §9.3
 //!
 //! Idea: an answer is a flag on the stream, not a queued chunk, so answering twice costs nothing, memory is bounded, and what goes
 //! out is the state at the time of sending (an acknowledgement is read from the committed base, never from what once was). A frame

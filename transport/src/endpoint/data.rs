@@ -1,6 +1,6 @@
 //! Long messages in motion: DATA, gaps, grants, and giving buffers back.
 //!
-//! Problem, spec and idea: see `long_message`. Here is what happens per chunk: DATA of an accepted message within its grant is
+//! Problem and idea: see `long_message`. transport.md §7.3, §7.4, §8.1. Here is what happens per chunk: DATA of an accepted message within its grant is
 //! placed at its offset and counts once its checksum matched. With selective recovery a CTS names what is missing once it is missing
 //! for longer than frames overtake each other, and as often; the sender knows from the frame's horizon which of it went out again
 //! since. What was lost last is found by the sender's PROBE. With go-back-N bytes beyond a hole are dropped and everything from the hole on is asked for, once

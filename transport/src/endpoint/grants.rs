@@ -1,7 +1,7 @@
 //! How many bytes of long messages are under way, and whose.
 //!
 //! Problem: a thousand senders of long messages to one receiver neither may overflow it nor starve each other. RMPP grants
-//! what its own budget holds, at least a packet, at most a cap (001, Figure 8); PROTOCOL *Credits*, *Priorities*; transport.md §8.2.
+//! what its own budget holds, at least a packet, at most a cap (001, Figure 8); transport.md §8.2, §8.3
 //!
 //! Idea: the receiver alone decides. `granted` is an absolute limit per message; a message is *hungry* when less than half of
 //! `grant_bytes` is under way and it was not granted whole. Hungry messages stand in heaps: by what is still to come, per priority, and by age. The one with

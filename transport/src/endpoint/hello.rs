@@ -1,7 +1,7 @@
 //! How two engines come to know each other, and notice that the other is not who it was.
 //!
 //! Problem: nodes reboot (new incarnation), engines are replaced (new engine epoch), frames of the dead arrive late, others lie.
-//! PROTOCOL *Identity*, *Engine death seen by peers*; FTGM's restart cases (004, Figures 4 and 5).
+//! transport.md §1.1, §2.1, §2.2, §2.3, §2.4, §2.5; FTGM's restart cases (004, Figures 4 and 5).
 //!
 //! Idea: HELLO says who I am and echoes who I think you are, HELLO-ACK answers it. An incarnation is believed only from a HELLO-ACK
 //! that echoes ours in full while a HELLO of ours is unanswered, so neither a late nor a forged frame changes it. To change one
@@ -335,7 +335,7 @@ impl Endpoint {
         } else if entry.incarnation != 0 && entry.stamps.echo_of(now, header) < entry.asked_at {
             return Err(FrameError::WrongIncarnation); // a ghost's: it never heard this HELLO
         } else {
-            // RECOVERY: one store invalidates every record of the old incarnation; only then they are freed.
+            // transport.md §2.4: one store invalidates every record of the old incarnation; only then they are freed.
             if host.store_peer(from, hello.incarnation, 0).is_err() {
                 self.counters.tables_full += 1;
                 return Err(FrameError::NotAssociated);

@@ -1,7 +1,7 @@
 //! Long messages at the receiver: which bytes came.
 //!
 //! Problem: a message of up to 4 GiB − 1 arrives in frames that are lost, doubled and reordered, straight into the application's
-//! buffer. RMPP's RTS/CTS (001), PROTOCOL *Corruption*; who may send how much of it is in `grants`.
+//! buffer. RMPP's RTS/CTS (001); transport.md §8.1, §14; wire.md §5; who may send how much of it is in `grants`.
 //!
 //! Idea: every chunk names its offset, so it is placed where it belongs whatever came before (selective recovery without the copy
 //! the papers feared); a short sorted list of ranges remembers what matched its checksum.

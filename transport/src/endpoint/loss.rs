@@ -2,6 +2,7 @@
 //!
 //! Problem: find what the network lost as soon as it can be known, send it again once, and do not take for lost what was merely
 //! overtaken. ParaStation2 Table 1's exact acknowledgements (000); RACK (RFC 8985) over the time stamps of every frame.
+//! transport.md §6.3, §7.1, §7.2
 //!
 //! Idea: an acknowledgement lists what the receiver has beyond its base. Its frame says which of our frames had arrived when it was
 //! written: the *horizon*. A message that left before the horizon and is not listed is lost, once frames that left with it have had

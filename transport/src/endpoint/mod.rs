@@ -1,4 +1,5 @@
-//! One engine's end of the transport.
+//! One engine's end of the transport: docs/spec/transport.md, whose sections the files cite. Who is who is transport.md §1.1; what a
+//! lying peer says is judged where it is heard, transport.md §15.
 //!
 //! | file | holds |
 //! |---|---|

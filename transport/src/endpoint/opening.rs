@@ -1,6 +1,6 @@
 //! Receiving streams begin and end: START, floors, REFUSED, CLOSE.
 //!
-//! Problem and spec: PROTOCOL *Streams*. An epoch opens once, at the oldest number its sender has not settled, and once it is over no
+//! Problem: transport.md §3.1, §3.2, §3.3, §3.4. An epoch opens once, at the oldest number its sender has not settled, and once it is over no
 //! late copy of it opens it again.
 //!
 //! Idea: a stream opens with the first chunk that carries START. Its base is the oldest number the sender has not settled, so any

@@ -1,7 +1,7 @@
 //! How long frames to a peer may be.
 //!
 //! Problem: both ends and the configuration may allow jumbo frames while something between them silently drops them: HELLO passes,
-//! and every full frame after it is lost. PROTOCOL *Path*.
+//! and every full frame after it is lost. transport.md §2.6
 //!
 //! Idea: what every Ethernet carries is believed; more is proved by a padded PATH-PROBE, which travels beside ordinary traffic in
 //! shorter frames, and holds once PATH-ACK names its size and nonce. A probe that stays unanswered is repeated a few times; then the

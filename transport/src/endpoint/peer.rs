@@ -1,6 +1,6 @@
 //! A peer: one engine of one node, and what is volatile about talking to it.
 //!
-//! Problem: every stream with an engine shares its liveness, round trip time and receive buffers. PROTOCOL *Identity*; the round trip is in
+//! Problem: every stream with an engine shares its liveness, round trip time and receive buffers. transport.md §1.1, §2.7; the round trip is in
 //! `round_trip`, credit in `credit`.
 //!
 //! Idea: an entry per peer there is something to say to. What outlives it is its incarnation and its epoch floor, in the ledger.

@@ -1,7 +1,8 @@
 //! Ports that open and close, and tokens that appear.
 //!
 //! Problem: an application may close its port, or die, with messages under way in both directions; the peers must hear something
-//! definite, and the next owner of the port must never see what was meant for this one. PROTOCOL *Streams*, *Tokens*.
+//! definite, and the next owner of the port must never see what was meant for this one. transport.md §3.4, §5.4,
+//! §5.5
 //!
 //! Idea: receiving streams outlive their port as closed: they answer PORT-CLOSED{base} until their sender ends the epoch, which
 //! it does at once. Sending streams end their epoch with CLOSE, so that the peer gives half-placed buffers back. A message that

@@ -1,6 +1,6 @@
 //! Peers that are idle are forgotten, and recalled from the ledger when they are met again.
 //!
-//! Problem: a node may talk to thousands of others now and then; what is volatile about them must not stay. DESIGN §10, transport.md §2.8.
+//! Problem: a node may talk to thousands of others now and then; what is volatile about them must not stay. transport.md §2.8
 //!
 //! Idea: a sweep, a few times per `peer_idle`, marks the peers that have streams in one pass over the streams, and forgets those that have none, no work
 //! and were not heard for so long. What must outlive that is in the ledger already: incarnation and epoch floor ([`Host::load_peer`]).

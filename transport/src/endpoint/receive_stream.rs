@@ -2,7 +2,7 @@
 //!
 //! Problem: whatever the network loses, doubles or reorders, each number is committed once and in order, and nothing is
 //! acknowledged that was not committed. ParaStation2 Table 1 (000), Tam's Stall (003), RMPP's arrival order (001), FTGM's commit
-//! before acknowledge (004), PROTOCOL *Order*, *Tokens*.
+//! before acknowledge (004), transport.md §5.1, §5.2, §5.3, §5.6, §14
 //!
 //! Idea: two numbers. `arrival` is the next number whose first chunk is missing; Table 1 is applied to it. `base` is the next to
 //! commit, equal to the durable record. `messages` holds what lies from `base` on: messages that are being placed or wait for their

@@ -1,6 +1,6 @@
 //! Taking over: an endpoint from what the ledger held.
 //!
-//! Problem: the predecessor died at any instruction. RECOVERY *Restore*, PROTOCOL *Engine death seen by peers*; FTGM's restored
+//! Problem: the predecessor died at any instruction. transport.md §2.5, §13.2; FTGM's restored
 //! tokens and sequence numbers (004).
 //!
 //! Idea: the durable facts are few: numbers, epochs, accepted sends. Everything is assumed transmitted (`high = next`), nothing

@@ -1,7 +1,7 @@
 //! The sending end of a stream: numbers, window, and how a send ends when it is given up.
 //!
 //! Problem: messages of one (port → node, port, priority) arrive in order, once, and every send gets one definite status, across
-//! loss, silence, deadlines, and the replacement of either engine. PROTOCOL *Streams*, *Statuses*; ParaStation2's send buffer
+//! loss, silence, deadlines, and the replacement of either engine. transport.md §4.2, §4.5, §4.6, §7.3, §14; ParaStation2's send buffer
 //! states and Table 1 (000); Tam's go-back-N with Stall (003 §4.2.1); RMPP's NULL (001); GM's `resume_sending`/`drop_sends`.
 //!
 //! Idea: a queue of accepted messages, `base` the oldest that is not settled, `cursor` the next whose first chunk goes out, `high`

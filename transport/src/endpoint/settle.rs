@@ -1,8 +1,8 @@
 //! How sends end.
 //!
 //! Problem: each accepted send gets exactly one status, and never a guess: *Delivered* when the receiver said it committed the
-//! number, *NotDelivered* when it is certain that it never will be, *MaybeDelivered* when neither can be known. PROTOCOL
-//! *Statuses*.
+//! number, *NotDelivered* when it is certain that it never will be, *MaybeDelivered* when neither can be known. transport.md
+//! §4.4
 //!
 //! Idea: everything the receiver says goes through [`Endpoint::settle_before`] (all numbers before a base) or
 //! [`Endpoint::settle`] (one); everything that ends without it divides the queue at `high`: transmitted may have arrived, never

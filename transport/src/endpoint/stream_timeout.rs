@@ -1,7 +1,8 @@
 //! A sending stream's deadlines: retransmission, what was merely overtaken, send deadlines, idle streams.
 //!
 //! Problem: everything a frame could have said may be lost, control included (ParaStation2's four kinds of loss, 000). RFC 6298
-//! for the timeout; RMPP's retry of the oldest request (001); PROTOCOL *Congestion*.
+//! for the timeout; RMPP's retry of the oldest request (001); transport.md §3.2, §7.4,
+//! §7.5
 //!
 //! Idea: by default the timer sends no data. It sends a PROBE, and the receiver answers with everything it knows (acknowledgement,
 //! gap, want of buffer, grants with what is missing), so a lost acknowledgement costs a header instead of a window, and there is one

@@ -1,7 +1,8 @@
 //! Commands of the sending side, and the life of its streams: opened by the first send, given a new epoch when the old one cannot
 //! be continued, resolved to a peer once the node's queues are known.
 //!
-//! Problem and spec: PROTOCOL *Streams*, *Numbers are assigned by the engine*; RECOVERY *Accept a send*.
+//! Problem: numbers are the engine's, streams and epochs nobody's to manage, and what is accepted survives. transport.md §3.1, §4.1, §4.5,
+//! §4.6, §13.1
 //!
 //! Idea: [`Host::accept`] happens inside [`Endpoint::submit`], whatever the state of the peer, because accepting moves the
 //! client's ring. So a record may be needed before the peer's incarnation is known; it is tagged 0 then and replaced by one with

@@ -1,7 +1,7 @@
 //! Deadlines of peers: delayed acknowledgements, HELLO repeats, silence.
 //!
 //! Problem: everything a frame could have said may be lost, control included (ParaStation2's four kinds of loss, 000). RFC 6298
-//! for the timeout; RMPP's retry of the oldest request (001); PROTOCOL *Congestion*.
+//! for the timeout; RMPP's retry of the oldest request (001); transport.md §2.7, §6.1
 //!
 //! Idea: one deadline per peer here, one per sending stream in `stream_timeout`. A peer that says nothing at all for
 //! `unreachable_after` is unreachable.

@@ -1,8 +1,8 @@
 //! What goes into the next frame.
 //!
 //! Problem: acknowledgements must never wait for data, high priority never behind low, no stream or peer behind a greedy one, and
-//! small messages should share frames. DESIGN §3 *Coalescing*; GAMMA's credits (002); Tam's Stall on the sending side (003);
-//! PROTOCOL *Priorities*, *Credits*.
+//! small messages should share frames. GAMMA's credits (002); Tam's Stall on the sending side (003);
+//! transport.md §9.1, §9.3, §11.1, §11.2
 //!
 //! Idea: a ready queue of peers per priority, taken in turn; a frame for one peer takes, in this order, handshake, answers of our
 //! receiving streams, control of our sending streams, then messages, one chunk per stream in turn, high before low, until the

@@ -1,7 +1,7 @@
 //! A stream's turn at a frame: the one chunk it adds.
 //!
 //! Problem: which of a stream's messages goes next, and how much of it, under window, Stall, want of buffers, credit and grants.
-//! ParaStation2's window and states (000), Tam's Stall on the sending side (003), RMPP's grants (001), GAMMA's credits (002).
+//! transport.md §4.2, §4.3, §7.2, §8.3. ParaStation2's window and states (000), Tam's Stall on the sending side (003), RMPP's grants (001), GAMMA's credits (002).
 //!
 //! Idea: what is lost goes before what is new, and first chunks go before DATA: a first chunk is what order depends on, DATA is paced by grants. A number that is only owed
 //! (NULL) goes whatever holds messages back. A message that fits a frame waits for one that has room for it; a longer one takes

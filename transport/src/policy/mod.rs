@@ -1,7 +1,7 @@
 //! The `Policy`: every choice on which the five papers differ, as one validated value.
 //!
 //! Problem: ParaStation2, RMPP, GAMMA, Tam's go-back-N and FTGM answer the same questions (what is sent again, when is it acknowledged,
-//! who may send how much) differently. DESIGN §3 *Profiles*: one protocol, whose answers are chosen.
+//! who may send how much) differently. One protocol, whose answers are chosen: transport.md §12
 //!
 //! Idea: a field per question, independent of the others as far as the protocol allows; [`Policy::validate`] refuses what cannot
 //! work. What both ends must agree on travels in HELLO ([`Policy::wire`]); the rest is each end's own affair. The papers' sets of

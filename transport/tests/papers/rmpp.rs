@@ -1,5 +1,5 @@
 //! RMPP (001), profile `rmpp`: Figures 5 and 6 as dialogues, Figure 8 as a property, and what §3.5 says of loss.
-//! transport.md §3.2, §4.5, §5.3, §7.4, §8.2
+//! transport.md §3.2, §4.5, §5.3, §5.7, §7.4, §8.2
 //!
 //! | RMPP | here |
 //! |---|---|
