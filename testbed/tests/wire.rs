@@ -344,19 +344,34 @@ fn a_rate_holds_and_its_buffer_is_finite() {
     let took = began.elapsed();
     assert!(took >= Duration::from_millis(100), "{took:?}");
 
-    // Ten fit; meanwhile some leave.
+    // Ten fit, and as many as the link sends while the others come.
     slow.buffer_bytes = 10 * 1250;
+    slow.rate_bps /= 10;
+    ends.lab.wire().set(&slow).unwrap();
+    let before = ends.counters(2);
     let began = Instant::now();
-    let measured = ends.measure(&slow, 100, BYTES);
-    let left = 1 + began.elapsed().as_millis() as u64;
-    let carried = measured.arrivals.len() as u64;
+    for number in 0..100 {
+        ends.send(2, &ends.frame(2, number, BYTES));
+    }
+    let all = soon("all are offered", || {
+        let counters = since(&before, &ends.counters(2));
+        (counters.offered == 100).then_some(counters)
+    });
+    let sent = 1 + began.elapsed().as_millis() as u64 / 10;
+    let admitted = 100 - all.overflowed;
     assert!(
-        (10..=10 + left).contains(&carried),
-        "{carried} in {left} ms"
+        (10..=10 + sent).contains(&admitted),
+        "{admitted} admitted while {sent} were sent"
     );
-    assert_eq!(measured.counters.overflowed, 100 - carried);
+    // A test that takes longer than sending everything would show nothing.
+    assert!(sent < 80, "{sent}");
+    let mut numbers = Vec::new();
+    soon("what was admitted", || {
+        numbers.extend(ends.receive(2, BYTES, 0).map(|arrival| arrival.number));
+        (numbers.len() as u64 == admitted).then_some(())
+    });
     // A finite buffer drops what comes last.
-    assert_eq!(measured.numbers()[..10], (0..10).collect::<Vec<_>>());
+    assert_eq!(numbers[..10], (0..10).collect::<Vec<_>>());
 }
 
 fn readable(socket: &OwnedFd, within: Duration) -> bool {
