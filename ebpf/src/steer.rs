@@ -181,7 +181,7 @@ impl fmt::Debug for Steer {
     }
 }
 
-/// The program of the object that this kernel loads (DESIGN section 10: 5.15 is the oldest).
+/// The program of the object that this kernel loads (5.15 is the oldest).
 fn program_for(version: KernelVersion) -> Result<&'static str, SteerError> {
     if version < KernelVersion::new(5, 15, 0) {
         return Err(SteerError::Kernel(format!(

@@ -15,7 +15,7 @@ use rustix::process::Gid;
 use rustix::thread::set_thread_groups;
 
 const QUEUES: u16 = 2;
-/// NET_ADMIN, BPF, NET_RAW, SETUID, SETGID, KILL, SYS_NICE, IPC_LOCK: the supervisor's (RECOVERY, *Watching*).
+/// NET_ADMIN, BPF, NET_RAW, SETUID, SETGID, KILL, SYS_NICE, IPC_LOCK: the supervisor's (ARCHITECTURE.md, *Trust boundaries*).
 const SUPERVISORS: u64 = 1 << 12 | 1 << 39 | 1 << 13 | 1 << 7 | 1 << 6 | 1 << 5 | 1 << 23 | 1 << 14;
 
 /// A cluster whose daemons are started with a supplementary group, for children to give up.

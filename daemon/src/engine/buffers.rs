@@ -1,6 +1,6 @@
 //! A port's receive tokens as the engine knows them: which are out, and which one a message gets.
 //!
-//! A message takes the smallest size class that fits at its priority (PROTOCOL.md, *Tokens*). A class is a power of two: class 0
+//! A message takes the smallest size class that fits at its priority (transport.md §5.4). A class is a power of two: class 0
 //! holds empty buffers, class c those of 2^(c−1) to 2^c − 1 bytes. In the message's own class some buffers may be too short, so that
 //! list is searched; any buffer of a higher class fits, and a bitmap finds the lowest that is not empty. Within a class the oldest
 //! token goes first. Work per claim is bounded by the port's tokens, and constant when a class holds one size, as GM's do.

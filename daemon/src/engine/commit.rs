@@ -1,4 +1,4 @@
-//! The order of the durable stores: accept, complete, take and commit (RECOVERY.md, *Order*), in one place.
+//! The order of the durable stores: accept, complete, take and commit (transport.md §13.1), in one place.
 //!
 //! One fact is one aligned `u64`, stored once with Release. An engine that dies between any two stores of this file leaves facts from
 //! which [`super::restore`] finds exactly one continuation; the tests beside it stop at every one of these points.

@@ -1,8 +1,8 @@
 //! The tables of the ledger: which records are free, and the facts that are not part of a message's order (`commit.rs` has those).
 //!
 //! A record is opened by storing its fields and then its key, and freed by storing key 0 first, so a record whose key is not 0 is
-//! whole. The free lists are rebuilt from the keys; a key that we would not have written frees its record (RECOVERY.md: an implausible
-//! record fails its own stream, never the node).
+//! whole. The free lists are rebuilt from the keys; a key that we would not have written frees its record: an implausible
+//! record fails its own stream, never the node.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

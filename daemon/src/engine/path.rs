@@ -6,7 +6,7 @@
 //!
 //! A frame to send is written by the transport straight into a transmit slot, behind room for the outer headers. Frames for this very
 //! engine never leave it, and those for another engine of this node cross. At most [`MAX_OUTSTANDING`] descriptors are with the kernel,
-//! so that high priority never queues behind a deep ring (PROTOCOL.md, *Priorities*). While the link is down, frames are still taken
+//! so that high priority never queues behind a deep ring (transport.md §11.2). While the link is down, frames are still taken
 //! from the transport: those for this node arrive, the others are lost, as on any broken wire.
 
 use std::net::IpAddr;

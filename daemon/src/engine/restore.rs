@@ -1,6 +1,6 @@
 //! Taking over: from the ledger and the published indices to ports, tokens and the transport's [`Durable`].
 //!
-//! RECOVERY.md, *Order*, last rows. In this order, each step idempotent, so that dying in here is no different from dying elsewhere:
+//! transport.md §13.2. In this order, each step idempotent, so that dying in here is no different from dying elsewhere:
 //!
 //! 1. the engine's epoch grows ([`Facts::raise_engine_epoch`]), before anything else;
 //! 2. per port: events between `events_settled` and the published producer are replayed into the ledger; then the ledger says which

@@ -1,4 +1,4 @@
-//! The least set of capabilities (RECOVERY, *Watching*), and what to say when one is missing.
+//! The least set of capabilities (ARCHITECTURE.md, *Trust boundaries*), and what to say when one is missing.
 
 use std::io;
 

@@ -2,7 +2,7 @@
 //!
 //! Problem: the last owner may have died between any two stores, chunks are
 //! spread over rings, drivers and lists in its lost memory, and the kernel goes
-//! on moving them while we look. Implements RECOVERY.md, *UMEM*.
+//! on moving them while we look. ARCHITECTURE.md, invariant 4.
 //!
 //! Idea: go by the ownership table, and settle the three cases where the table
 //! is ahead of the rings, in this order:

@@ -1,8 +1,8 @@
 //! Which chunk is where: one durable word per chunk, kept in the ledger.
 //!
 //! Problem: chunks a driver holds are in no ring, so a new owner of the socket
-//! cannot find out from the rings which chunks the kernel has (RECOVERY.md,
-//! *UMEM*). Idea: before a chunk is published to the fill or transmit ring, its
+//! cannot find out from the rings which chunks the kernel has (ARCHITECTURE.md,
+//! invariant 4). Idea: before a chunk is published to the fill or transmit ring, its
 //! word records the ring and the index it will have there. It is ours again iff
 //! the published producer is (serially) at or below that index, that is, if the
 //! publishing never happened.

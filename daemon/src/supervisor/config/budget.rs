@@ -1,4 +1,4 @@
-//! The sum that keeps the receive ring from overflowing (PROTOCOL, *Credits*).
+//! The sum that keeps the receive ring from overflowing (transport.md §9.1, §9.2).
 //!
 //! Every active peer node may at any time fill its eager credit and its control reserve unasked, and long messages fill what was
 //! granted. All of it is counted in UMEM buffers and must fit into the receive share, or the configuration is refused. Where the
