@@ -60,6 +60,17 @@ pub(super) fn receiver_chunks(
         stream.due.ack = false;
     }
     if stream.due.port_closed {
+        // What was committed ahead is said in the same frame and first, or its sender takes it for never delivered.
+        let mut ahead = stream.bits >> 16 << 1;
+        while ahead != 0 {
+            let number = stream.number(ahead.trailing_zeros() as usize);
+            let chunk = Chunk::MsgEnd {
+                stream: name,
+                number,
+            };
+            push(w, counters, &chunk)?;
+            ahead &= ahead - 1;
+        }
         let base = stream.ack_base();
         push(w, counters, &Chunk::PortClosed { stream: name, base })?;
         stream.due.port_closed = false;
