@@ -213,8 +213,8 @@ impl Check for Credits {
     }
 
     fn node_restarted(&mut self, node: NodeId) {
-        self.accounts
-            .retain(|(from, to), _| from.node != node && to.node != node);
+        // Its peers do not know yet.
+        self.accounts.retain(|(from, _), _| from.node != node);
     }
 
     fn end_of_run(&mut self, _messages: &[Message]) -> Verdict {
