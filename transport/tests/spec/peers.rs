@@ -167,6 +167,14 @@ fn s2_7_silence() {
     // And here it is again.
     let outcome = p.sends(100);
     assert!(!any(&outcome, "completes"), "{outcome:?}");
+    // Nobody here waits for it, but it holds a buffer.
+    let mut p = puppet();
+    let request = p.rts(0, 3_000, 1_000);
+    p.says(request);
+    p.waits(after / 2);
+    assert_eq!(p.host.claimed(), 1);
+    p.waits(after);
+    assert_eq!(p.host.claimed(), 0);
 }
 // An idle peer costs nothing but its durable record, which still refuses what is late. transport.md §2.8
 #[test]

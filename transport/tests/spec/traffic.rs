@@ -37,6 +37,33 @@ fn s7_1_the_loss_horizon() {
     assert_eq!(p.counter("timeouts"), 0);
 }
 
+// What left less than a reorder window before the echoed frame may merely have been overtaken. Expect: it is given the rest of the
+// window, and not sent again if it comes meanwhile. transport.md §7.1
+#[test]
+fn s7_1_the_reorder_window() {
+    for comes in [true, false] {
+        let mut p = puppet();
+        p.rtt = 40 * US;
+        for base in 0..8 {
+            p.sends(100);
+            p.waits(40 * US);
+            p.says(p.ack(base + 1));
+        }
+        p.sends(100);
+        p.waits(3 * US);
+        p.sends(100);
+        p.waits(40 * US);
+        p.echo = p.last_heard();
+        assert_eq!(p.says(p.ack_with(8, &[9])), NOTHING);
+        if comes {
+            p.says(p.ack(10));
+        }
+        let outcome = p.waits(20 * US);
+        assert_eq!(any(&outcome, "EAGER 8"), !comes, "{outcome:?}");
+        assert_eq!(p.counter("timeouts"), 0);
+    }
+}
+
 // The timer asks, with headers, and doubles; equal bounds make it fixed; a policy may make it send data. transport.md §7.5
 #[test]
 fn s7_5_the_timer() {
