@@ -353,3 +353,25 @@ fn only_what_was_lost_goes_out_again() {
         "{again} of 1200 went out again"
     );
 }
+
+// Long messages one behind the other, and one frame in a hundred is lost, grants and last bytes included. Expect: no timer is needed, because
+// what follows shows each loss; and little goes out for nothing.
+#[test]
+fn losses_in_a_flow_need_no_timer() {
+    let mut net = Net::with_policy(3, 2, 1, policy());
+    net.open(node(1), 1, 8, 1 << 20);
+    net.open(node(2), 2, 255, 1 << 20);
+    net.send((1, 1), (2, 2), 100);
+    net.settle(SECOND);
+    net.faults = Faults::loss(10);
+    for _ in 0..20 {
+        net.send_many((1, 1), (2, 2), 8192, 50);
+        let few = |net: &Net| net.book.borrow().waiting_len() < 50;
+        net.run_until(SECOND, "room for more", few);
+    }
+    assert_eq!(net.counter("timeouts"), 0);
+    net.settle(SECOND);
+    all_delivered(&net);
+    let lost = net.counter("retransmitted_bytes") + 1400 * net.counter("retransmits");
+    assert!((40_000..160_000).contains(&lost), "{lost} of 8 MB");
+}

@@ -294,13 +294,15 @@ impl Endpoint {
         stream.heard(now, written, horizon);
         stream.resend.retain(|&(n, _)| n != number);
         for range in missing.iter().take(usize::from(len)) {
-            let range = Range {
+            let missing = Range {
                 from: range.from,
                 to: range.to.min(sent),
             };
-            // What was sent again since is not missing yet.
-            let sent_since = horizon != 0 && stream.is_on_its_way(number, range, horizon);
-            if range.from < range.to && !sent_since {
+            let range = match horizon {
+                0 => missing,
+                horizon => stream.without_under_way(number, missing, horizon),
+            };
+            if range.from < range.to {
                 stream.resend_range(number, range);
             }
         }
@@ -311,6 +313,7 @@ impl Endpoint {
         stream.timer = now.saturating_add(entry.rtt.rto(&self.config.policy, 0));
         self.rearm(now, slot);
         self.activate(now, slot);
+        self.ask_about_bytes(slot);
     }
 
     /// MSGEND or MSGDROP: one message ended.

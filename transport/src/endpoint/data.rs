@@ -11,10 +11,10 @@
 
 use super::Endpoint;
 use super::long_message::{LongMessage, RangeSet};
-use super::receive_stream::{Incoming, Kind};
+use super::receive_stream::{Incoming, Kind, ReceiveStream};
 use crate::host::Host;
 use crate::ident::{BufferId, Nanos, Priority};
-use crate::policy::Recovery;
+use crate::policy::{AckMode, Recovery};
 use crate::wire::chunk::Range;
 use crate::wire::{PayloadView, StreamRef};
 
@@ -258,6 +258,11 @@ impl Endpoint {
                 incoming.kind = Kind::Whole(buffer);
             }
             self.commit_ready(now, slot, host);
+            let waits = |s: &ReceiveStream| s.index(number).is_some();
+            if policy.recovery == Recovery::Selective && self.receive.get(slot).is_some_and(waits) {
+                // It overtook another that may have lost something: the sender should know how far we are.
+                self.acknowledge(now, slot, 0, AckMode::Immediate);
+            }
         } else {
             let asked = long.asked_at;
             let since = |wait: Nanos| asked.is_none_or(|at| now >= at.saturating_add(wait));

@@ -14,6 +14,9 @@
 //! stamps tell) says nothing at all but its base. A message that was listed and is not any more lost its buffer to another: it is owed
 //! again, from its first byte.
 //!
+//! Of a long message the acknowledgement tells no bytes. When everything that may be sent of one left before the horizon and it has
+//! not ended, a PROBE asks, once: the last bytes may be lost, or the grant for the next.
+//!
 //! With exact acknowledgements one for a later number than the oldest shows that those for the numbers between were lost: they
 //! are sent again and acknowledged again.
 //!
@@ -59,6 +62,29 @@ impl SendStream {
         }
         self.reorder_at = again;
         found
+    }
+
+    /// Whether all that may be sent of some long message had the time to arrive, and nothing is said of it: bytes, a grant or its end may
+    /// be lost, or it waits for others. Each transmission is asked about once.
+    fn wants_to_ask(&mut self, window: Nanos) -> bool {
+        let mut asks = false;
+        for index in 0..self.cursor.wrapping_sub(self.base) as usize {
+            let number = self.number(index);
+            let Some(message) = self.queue.get_mut(index) else {
+                break;
+            };
+            let silent = message.long
+                && message.received
+                && !message.asked
+                && message.state == MessageState::Live
+                && message.sent >= message.granted
+                && message.bytes_at.saturating_add(window) <= self.horizon;
+            if silent && !self.resend.iter().any(|&(n, _)| n == number) {
+                message.asked = true;
+                asks = true;
+            }
+        }
+        asks
     }
 
     /// Takes in what the receiver has. True if something of it is news; and how many messages it forgot.
@@ -118,6 +144,20 @@ impl Endpoint {
             self.activate(now, slot);
         }
         self.rearm(now, slot);
+        self.ask_about_bytes(slot);
+    }
+
+    /// PROBE if a long message seems to have lost something that only the receiver can name.
+    pub(super) fn ask_about_bytes(&mut self, slot: u32) {
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        let selective = self.config.policy.recovery == Recovery::Selective;
+        let window = self.peers.get(stream.peer).map(|e| e.reorder_window());
+        if selective && window.is_some_and(|window| stream.wants_to_ask(window)) {
+            stream.probe = true;
+            self.queue_sender_control(slot);
+        }
     }
 
     /// The reorder window of some messages is over.

@@ -36,6 +36,8 @@ use crate::wire::chunk::Range;
 
 /// Ranges to send again, over all messages of a stream; what does not fit is asked for again.
 const RESEND_MAX: usize = 64;
+/// Transmissions of bytes remembered; one that is forgotten may be repeated for nothing.
+const UNDER_WAY_MAX: usize = 128;
 /// Numbers of a stream that may be unsettled at once. Sends that end before they are transmitted give their tokens back and leave
 /// their numbers owed, so tokens alone do not bound the queue of a stream that is held up.
 pub(super) const UNSETTLED_MAX: usize = 1024;
@@ -74,6 +76,10 @@ pub(super) struct Message {
     pub restored: bool,
     /// When its first chunk, or NULL, last went out.
     pub sent_at: Nanos,
+    /// When any of its bytes last went out.
+    pub bytes_at: Nanos,
+    /// The receiver was asked about it since.
+    pub asked: bool,
     /// The receiver said that it has its first chunk. It may forget it again.
     pub received: bool,
     /// It is to go out again.
@@ -92,6 +98,8 @@ impl Message {
             cancelled: false,
             restored: false,
             sent_at: 0,
+            bytes_at: 0,
+            asked: false,
             received: false,
             lost: false,
         }
@@ -149,8 +157,8 @@ pub(super) struct SendStream {
     pub idle_at: Nanos,
     /// Ranges of long messages to send again.
     pub resend: VecDeque<(u32, Range)>,
-    /// Those that went out again last, and when.
-    pub resent: VecDeque<(u32, Range, Nanos)>,
+    /// Ranges that went out last, and when.
+    pub under_way: VecDeque<(u32, Range, Nanos)>,
     /// Some message may be marked `lost`.
     pub lost: bool,
     /// What the receiver had when it wrote its newest answer, the answer's time stamp, and when that came.
@@ -205,7 +213,7 @@ impl SendStream {
             deadline: Nanos::MAX,
             idle_at: Nanos::MAX,
             resend: VecDeque::new(),
-            resent: VecDeque::new(),
+            under_way: VecDeque::new(),
             lost: false,
             horizon: 0,
             written: None,
@@ -312,7 +320,7 @@ impl SendStream {
         (self.lost, self.horizon, self.newest) = (false, 0, None);
         self.written = None;
         self.reorder_at = Nanos::MAX;
-        self.resent.clear();
+        self.under_way.clear();
         (self.backoff, self.timer) = (0, Nanos::MAX);
         self.last_back = None;
     }
@@ -426,12 +434,21 @@ impl SendStream {
         self.not_ready.is_none_or(|from| serial_lt(number, from))
     }
 
-    /// Remembers that bytes went out again.
-    pub(super) fn note_resent(&mut self, number: u32, range: Range, now: Nanos) {
-        if self.resent.len() == RESEND_MAX {
-            self.resent.pop_front();
+    /// Bytes of a long message go out now.
+    pub(super) fn note_bytes(&mut self, number: u32, range: Range, now: Nanos) {
+        if let Some(message) = self.index(number).and_then(|i| self.queue.get_mut(i)) {
+            (message.bytes_at, message.asked) = (now, false);
         }
-        self.resent.push_back((number, range, now));
+        if let Some((n, last, at)) = self.under_way.back_mut()
+            && (*n, last.to, *at) == (number, range.from, now)
+        {
+            last.to = range.to;
+            return;
+        }
+        if self.under_way.len() == UNDER_WAY_MAX {
+            self.under_way.pop_front();
+        }
+        self.under_way.push_back((number, range, now));
     }
 
     /// Takes note of an answer. False if it was overtaken by another of the stream: it is out of date.
@@ -446,11 +463,20 @@ impl SendStream {
         true
     }
 
-    /// Whether some of these bytes went out again after what the receiver had at `horizon`.
-    pub(super) fn is_on_its_way(&self, number: u32, range: Range, horizon: Nanos) -> bool {
-        self.resent.iter().any(|&(n, sent, at)| {
-            n == number && at > horizon && sent.from < range.to && range.from < sent.to
-        })
+    /// What is left of a missing range without the bytes that left after `horizon`, when the receiver said so.
+    pub(super) fn without_under_way(&self, number: u32, missing: Range, horizon: Nanos) -> Range {
+        let mut left = missing;
+        for &(n, sent, at) in &self.under_way {
+            if n != number || at <= horizon || sent.to <= left.from || left.to <= sent.from {
+                continue;
+            }
+            if sent.from <= left.from {
+                left.from = sent.to.min(left.to);
+            } else {
+                left.to = sent.from;
+            }
+        }
+        left
     }
 
     pub(super) fn resend_range(&mut self, number: u32, range: Range) {

@@ -238,8 +238,8 @@ impl StreamWriter<'_, '_, '_> {
     fn advance(&mut self, stream: &mut SendStream, index: usize) {
         let number = stream.number(index);
         if let Some(message) = stream.queue.get_mut(index) {
-            message.lost = false;
-            message.sent_at = self.now;
+            (message.lost, message.asked) = (false, false);
+            (message.sent_at, message.bytes_at) = (self.now, self.now);
         }
         if number == stream.high {
             stream.high = number.wrapping_add(1);
@@ -265,7 +265,7 @@ impl StreamWriter<'_, '_, '_> {
                 Err(turn) => turn,
                 Ok(taken) => {
                     self.counters.retransmitted_bytes += u64::from(taken.to - taken.from);
-                    stream.note_resent(number, taken, self.now);
+                    stream.note_bytes(number, taken, self.now);
                     if taken.to == range.to {
                         stream.resend.pop_front();
                     } else if let Some(front) = stream.resend.front_mut() {
@@ -290,12 +290,14 @@ impl StreamWriter<'_, '_, '_> {
                 to: message.granted,
             },
         );
-        match self.piece(stream, stream.number(index), id, range) {
+        let number = stream.number(index);
+        match self.piece(stream, number, id, range) {
             Err(turn) => turn,
             Ok(taken) => {
                 if let Some(message) = stream.queue.get_mut(index) {
                     message.sent = taken.to;
                 }
+                stream.note_bytes(number, taken, self.now);
                 Turn::Sent
             }
         }
