@@ -20,7 +20,6 @@
 //!
 //! Invariants: one buffer ≤ window ≤ `eager_buffers`; marks are in order of time and count.
 
-use super::round_trip::stamp;
 use crate::ident::{Nanos, serial_le};
 use crate::policy::{Congestion, Policy};
 
@@ -41,8 +40,8 @@ pub(super) struct Window {
     /// Buffers charged so far, and how many of them are not under way any more.
     sent: u32,
     arrived: u32,
-    /// Up to this stamp of ours, so much was sent.
-    marks: [(u32, u32); MARKS],
+    /// Up to this time, so much was sent.
+    marks: [(Nanos, u32); MARKS],
     len: u8,
 }
 
@@ -82,7 +81,7 @@ impl Window {
     /// A frame of so many leaves.
     pub(super) fn charge(&mut self, now: Nanos, buffers: u32) {
         self.sent = self.sent.wrapping_add(buffers);
-        let mark = (stamp(now), self.sent);
+        let mark = (now, self.sent);
         let len = usize::from(self.len);
         match self.marks[..len].last_mut() {
             Some(last) if last.0 == mark.0 || len == MARKS => *last = mark,
@@ -93,18 +92,18 @@ impl Window {
         }
     }
 
-    /// The peer echoed a stamp of ours. `rtt`: a new sample, and the smallest of late.
+    /// The peer has what we sent until `echoed`. `rtt`: a new sample, and the smallest of late.
     pub(super) fn learn(
         &mut self,
         now: Nanos,
-        echoed: u32,
+        echoed: Nanos,
         rtt: Option<(Nanos, Nanos)>,
         policy: &Policy,
     ) {
         let len = usize::from(self.len);
         let passed = self.marks[..len]
             .iter()
-            .take_while(|mark| serial_le(mark.0, echoed))
+            .take_while(|mark| mark.0 <= echoed)
             .count();
         let mut news = 0;
         if let Some(&(_, sent)) = self.marks[..passed].last() {
@@ -148,7 +147,7 @@ impl Window {
     pub(super) fn check_consistency(&self, policy: &Policy) {
         assert!((1..=policy.eager_buffers).contains(&self.size(policy)));
         for pair in self.marks[..usize::from(self.len)].windows(2) {
-            assert!(pair[0].0 != pair[1].0 && serial_le(pair[0].0, pair[1].0));
+            assert!(pair[0].0 < pair[1].0);
             assert!(serial_le(pair[0].1, pair[1].1));
         }
         let last = self.marks[..usize::from(self.len)].last();
@@ -183,7 +182,7 @@ mod tests {
         }
         assert_eq!(window.under_way(), window.size(&policy));
         *now += rtt;
-        window.learn(*now, stamp(sent), Some((rtt, BASE)), &policy);
+        window.learn(*now, sent, Some((rtt, BASE)), &policy);
         assert_eq!(window.under_way(), 0);
         window.check_consistency(&policy);
         *now += US;
@@ -219,7 +218,7 @@ mod tests {
         }
         for i in 0..10 {
             let at = now + 100 * US + i;
-            window.learn(at, stamp(now + i), Some((100 * US, BASE)), &policy);
+            window.learn(at, now + i, Some((100 * US, BASE)), &policy);
         }
         assert_eq!(window.size(&policy), 43, "64 less a third, once");
     }
@@ -234,7 +233,7 @@ mod tests {
         window.silence(now + 2_001 * US, 1_000 * US, &policy); // another stream's timer
         assert_eq!(window.size(&policy), 1);
         now += 5_000 * US;
-        window.learn(now, stamp(now), None, &policy);
+        window.learn(now, now, None, &policy);
         let rounds = (0..).find(|_| {
             round(&mut window, &mut now, 20 * US);
             window.size(&policy) >= 32
@@ -250,7 +249,7 @@ mod tests {
             window.check_consistency(&policy);
         }
         for (i, left) in [(0, 38), (4, 30), (6, 26), (19, 0), (3, 0)] {
-            window.learn(now + 100, stamp(now + i), None, &policy);
+            window.learn(now + 100, now + i, None, &policy);
             assert_eq!(window.under_way(), left, "after {i}");
         }
         // A frame longer than the window still goes.

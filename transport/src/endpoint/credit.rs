@@ -326,7 +326,7 @@ impl Endpoint {
         let policy = &self.config.policy;
         entry
             .window
-            .learn(now, entry.stamps.echoed(), sample, policy);
+            .learn(now, entry.stamps.known_to(), sample, policy);
         entry.crowded = header.crowded;
         if entry.credit.due {
             self.mark_ready(slot, Priority::High);

@@ -135,11 +135,6 @@ impl Stamps {
         sent_at != 0 && (!comparable || serial_lt(self.theirs, sent_at))
     }
 
-    /// The newest stamp of ours that came back.
-    pub(super) fn echoed(&self) -> u32 {
-        self.echoed
-    }
-
     /// As of when the peer knows us, at least.
     pub(super) fn known_to(&self) -> Nanos {
         self.echoed_at
