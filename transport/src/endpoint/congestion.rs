@@ -140,6 +140,8 @@ impl Window {
             self.threshold = (self.size(policy) * ONE / 2).max(2 * ONE);
             self.size = ONE;
             self.hold_until = now.saturating_add(rto);
+            // What was under way is lost, or it would have been heard of: it must not hold back what goes again.
+            (self.arrived, self.len) = (self.sent, 0);
         }
     }
 
@@ -231,7 +233,7 @@ mod tests {
         window.charge(now, 1);
         window.silence(now + 2_000 * US, 1_000 * US, &policy);
         window.silence(now + 2_001 * US, 1_000 * US, &policy); // another stream's timer
-        assert_eq!(window.size(&policy), 1);
+        assert_eq!((window.size(&policy), window.under_way()), (1, 0));
         now += 5_000 * US;
         window.learn(now, now, None, &policy);
         let rounds = (0..).find(|_| {
