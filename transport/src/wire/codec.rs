@@ -2,14 +2,12 @@
 //!
 //! [`encode`] and [`decode`] list every kind's fields in the same order, side by side. A chunk header is `kind, flags, length`,
 //! then, with the PAYLOAD flag, the payload's descriptor at the same place in every kind (so that a kind nobody knows can be
-//! skipped with its payload), then the kind's fields. What a newer version appends is skipped by length.
+//! skipped with its payload), then the kind's fields. What a newer version appends is skipped by length. The parts that kinds are made of are
+//! in `fields`.
 
-use super::chunk::{
-    ACK_WORDS, Chunk, Hello, MAX_RANGES, Payload, PolicyWire, Range, Received, StreamRef,
-};
+use super::chunk::{Chunk, MAX_RANGES, Payload};
 use super::error::WireError;
-use crate::ident::PORTS;
-use crate::policy::AckMode;
+use super::fields::{Emit, FLAG_PAYLOAD, Fields};
 
 /// Kind, flags, length.
 pub(super) const PREFIX_LEN: usize = 4;
@@ -17,14 +15,6 @@ pub(super) const PREFIX_LEN: usize = 4;
 pub(super) const PAYLOAD_CRC_AT: usize = 8;
 /// The longest chunk header this build writes: a HELLO with the longest name.
 pub(super) const LONGEST: usize = 104;
-/// The longest node name.
-const NAME_MAX: usize = 64;
-
-const FLAG_PAYLOAD: u8 = 1;
-const FLAG_START: u8 = 2;
-const FLAG_HIGH: u8 = 4;
-const FLAG_ACK_NOW: u8 = 8;
-const FLAG_ACK_LAZY: u8 = 16;
 
 /// Kind numbers, wire.md §4. Numbers are never used again for something else.
 mod kind {
@@ -54,104 +44,6 @@ mod kind {
 }
 
 // ---- writing ----
-
-/// A chunk header being written; the caller's array is long enough for every kind.
-struct Emit<'b> {
-    to: &'b mut [u8; LONGEST],
-    len: usize,
-}
-
-impl Emit<'_> {
-    fn bytes(mut self, bytes: &[u8]) -> Self {
-        if let Some(to) = self.to.get_mut(self.len..self.len + bytes.len()) {
-            to.copy_from_slice(bytes);
-            self.len += bytes.len();
-        }
-        self
-    }
-    fn u8_padded(self, value: u8) -> Self {
-        self.bytes(&[value, 0, 0, 0])
-    }
-    fn u16(self, value: u16) -> Self {
-        self.bytes(&value.to_be_bytes())
-    }
-    fn u32(self, value: u32) -> Self {
-        self.bytes(&value.to_be_bytes())
-    }
-    fn u64(self, value: u64) -> Self {
-        self.bytes(&value.to_be_bytes())
-    }
-
-    fn payload(self, payload: Payload) -> Self {
-        self.to[1] |= FLAG_PAYLOAD;
-        self.u16(payload.len).u16(0).u32(payload.crc)
-    }
-
-    fn stream(self, stream: &StreamRef) -> Self {
-        if stream.priority != 0 {
-            self.to[1] |= FLAG_HIGH;
-        }
-        self.u16(stream.sender_port)
-            .u16(stream.receiver_port)
-            .u32(stream.epoch)
-    }
-
-    fn start(self, start: Option<u32>) -> Self {
-        match start {
-            None => self,
-            Some(start) => {
-                self.to[1] |= FLAG_START;
-                self.u32(start)
-            }
-        }
-    }
-
-    fn ack_mode(self, mode: AckMode) -> Self {
-        self.to[1] |= match mode {
-            AckMode::Policy => 0,
-            AckMode::Immediate => FLAG_ACK_NOW,
-            AckMode::Lazy => FLAG_ACK_LAZY,
-        };
-        self
-    }
-
-    fn received(mut self, received: &Received) -> Self {
-        for word in received.words() {
-            self = self.u64(*word);
-        }
-        self
-    }
-
-    fn hello(self, hello: &Hello<'_>) -> Self {
-        let name = name_prefix(hello.name).as_bytes();
-        self.u64(hello.incarnation)
-            .u64(hello.echo)
-            .u64(hello.cluster)
-            .bytes(&[
-                hello.wire_min,
-                hello.wire_max,
-                hello.queues,
-                name.len() as u8,
-            ])
-            .u16(hello.max_frame)
-            .u16(hello.window)
-            .bytes(&[
-                hello.policy.recovery,
-                hello.policy.ack_rule,
-                hello.policy.order,
-                0,
-            ])
-            .bytes(name)
-            .bytes(&[0; 3][..name.len().wrapping_neg() % 4])
-    }
-
-    fn ranges(mut self, ranges: &[Range]) -> Self {
-        for range in ranges {
-            self = self.u32(range.from).u32(range.to);
-        }
-        self
-    }
-}
 
 /// Writes `chunk`'s header to the start of `to` and returns its length, a multiple of 4.
 pub(super) fn encode(chunk: &Chunk<'_>, to: &mut [u8; LONGEST]) -> usize {
@@ -299,138 +191,7 @@ pub(super) fn encode(chunk: &Chunk<'_>, to: &mut [u8; LONGEST]) -> usize {
     len
 }
 
-/// The longest prefix of a name that fits and ends between characters.
-fn name_prefix(name: &str) -> &str {
-    let mut end = name.len().min(NAME_MAX);
-    while !name.is_char_boundary(end) {
-        end -= 1;
-    }
-    &name[..end]
-}
-
 // ---- reading ----
-
-/// What is left of a chunk header being read.
-struct Fields<'a> {
-    flags: u8,
-    rest: &'a [u8],
-}
-
-impl<'a> Fields<'a> {
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
-        let (head, rest) = self
-            .rest
-            .split_first_chunk::<N>()
-            .ok_or(WireError::ChunkField)?;
-        self.rest = rest;
-        Ok(*head)
-    }
-    fn u8_padded(&mut self) -> Result<u8, WireError> {
-        Ok(self.array::<4>()?[0])
-    }
-    fn u16(&mut self) -> Result<u16, WireError> {
-        Ok(u16::from_be_bytes(self.array()?))
-    }
-    fn u32(&mut self) -> Result<u32, WireError> {
-        Ok(u32::from_be_bytes(self.array()?))
-    }
-    fn u64(&mut self) -> Result<u64, WireError> {
-        Ok(u64::from_be_bytes(self.array()?))
-    }
-
-    fn stream(&mut self) -> Result<StreamRef, WireError> {
-        let (sender_port, receiver_port) = (self.u16()?, self.u16()?);
-        if sender_port >= PORTS || receiver_port >= PORTS {
-            return Err(WireError::ChunkField);
-        }
-        let priority = u8::from(self.flags & FLAG_HIGH != 0);
-        Ok(StreamRef {
-            sender_port,
-            receiver_port,
-            priority,
-            epoch: self.u32()?,
-        })
-    }
-
-    fn start(&mut self) -> Result<Option<u32>, WireError> {
-        if self.flags & FLAG_START != 0 {
-            self.u32().map(Some)
-        } else {
-            Ok(None)
-        }
-    }
-
-    fn ack_mode(&self) -> AckMode {
-        if self.flags & FLAG_ACK_NOW != 0 {
-            AckMode::Immediate
-        } else if self.flags & FLAG_ACK_LAZY != 0 {
-            AckMode::Lazy
-        } else {
-            AckMode::Policy
-        }
-    }
-
-    /// As many words as there are.
-    fn received(&mut self) -> Result<Received, WireError> {
-        let mut received = Received::default();
-        for word in received
-            .0
-            .iter_mut()
-            .take(self.rest.len() / 8)
-            .take(ACK_WORDS)
-        {
-            *word = self.u64()?;
-        }
-        Ok(received)
-    }
-
-    fn hello(&mut self) -> Result<Hello<'a>, WireError> {
-        let (incarnation, echo, cluster) = (self.u64()?, self.u64()?, self.u64()?);
-        let [wire_min, wire_max, queues, name_len] = self.array()?;
-        let (max_frame, window) = (self.u16()?, self.u16()?);
-        let [recovery, ack_rule, order, _reserved] = self.array()?;
-        let policy = PolicyWire {
-            recovery,
-            ack_rule,
-            order,
-        };
-        let name_len = usize::from(name_len);
-        if name_len > NAME_MAX {
-            return Err(WireError::ChunkField);
-        }
-        let name = self.rest.get(..name_len).ok_or(WireError::ChunkField)?;
-        let name = core::str::from_utf8(name).map_err(|_| WireError::ChunkField)?;
-        Ok(Hello {
-            incarnation,
-            echo,
-            cluster,
-            wire_min,
-            wire_max,
-            queues,
-            max_frame,
-            window,
-            policy,
-            name,
-        })
-    }
-
-    fn ranges(&mut self, count: u8) -> Result<[Range; MAX_RANGES], WireError> {
-        let mut ranges = [Range::default(); MAX_RANGES];
-        for range in ranges
-            .get_mut(..usize::from(count))
-            .ok_or(WireError::ChunkField)?
-        {
-            *range = Range {
-                from: self.u32()?,
-                to: self.u32()?,
-            };
-            if range.from >= range.to {
-                return Err(WireError::ChunkField);
-            }
-        }
-        Ok(ranges)
-    }
-}
 
 /// One chunk header and what follows it in the header area.
 pub(super) struct Decoded<'a> {

@@ -7,6 +7,7 @@ pub mod chunk;
 mod codec;
 pub mod crc;
 pub mod error;
+mod fields;
 pub mod frame;
 mod parse;
 mod writer;
