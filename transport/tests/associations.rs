@@ -1,4 +1,6 @@
-//! Who can work with whom (transport.md §2.2), and with which window (§4.2).
+//! Who can work with whom (transport.md §2.2), and with which window (transport.md §4.2).
+
+#![allow(clippy::expect_used)]
 
 use portolan_sim::harness::*;
 use portolan_transport::endpoint::{Misfit, PeerState, PeerStatus};
