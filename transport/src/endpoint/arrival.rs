@@ -269,7 +269,7 @@ impl Endpoint {
             }
             return;
         }
-        // How much of it a port that is asked first will take, and thus the buffer it needs, only its first chunk can tell (§5.7).
+        // How much of it a port that is asked first will take, and thus the buffer it needs, only its first chunk can tell (transport.md §5.7).
         let claimed = match host.wants_offers(key.local) {
             true => None,
             false => Some(host.claim(key.local, key.priority, total)),

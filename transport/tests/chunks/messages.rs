@@ -76,7 +76,7 @@ pub mod eager {
 }
 
 impl Case {
-    /// With START to a shut port: PORT-CLOSED, and the floor is raised, so that a late copy does not open it. §3.4
+    /// With START to a shut port: PORT-CLOSED, and the floor is raised, so that a late copy does not open it. transport.md §3.4
     pub fn elsewhere_opening(mut self) -> Self {
         use portolan_sim::puppet::{SHUT, THEIRS};
         let opening = self.say.clone().ports(THEIRS, SHUT).start(Some(0)).epoch(1);

@@ -1,4 +1,4 @@
-//! The up-call (§5.7): undecided, accepted, shortened, refused, and woken by the answer to the very stream that waits for it.
+//! The up-call (transport.md §5.7): undecided, accepted, shortened, refused, and woken by the answer to the very stream that waits for it.
 
 use alloc::collections::BTreeMap;
 
