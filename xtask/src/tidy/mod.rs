@@ -2,6 +2,7 @@
 
 mod files;
 mod papers;
+mod spec;
 mod transport;
 
 use anyhow::{Result, bail};
@@ -22,6 +23,10 @@ pub fn run() -> Result<()> {
         (
             "every test the README names exists",
             papers::check(&sources),
+        ),
+        (
+            "the specification and the code cite each other",
+            spec::check(&sources),
         ),
         ("the transport is pure", transport::check(&sources)?),
     ] {
