@@ -78,6 +78,20 @@ fn is_charged(seen: &FrameSeen<'_>) -> bool {
     })
 }
 
+fn is_reset(chunk: &Chunk<'_>) -> bool {
+    matches!(chunk, Chunk::Reset { .. })
+}
+
+fn is_handshake(chunk: &Chunk<'_>) -> bool {
+    matches!(chunk, Chunk::Hello(_) | Chunk::HelloAck(_)) || is_reset(chunk)
+}
+
+/// Whether a frame has chunks of this kind and no others. One without any chunk is credit alone.
+fn only(seen: &FrameSeen<'_>, kind: fn(&Chunk<'_>) -> bool) -> bool {
+    let mut chunks = seen.frame.chunks().peekable();
+    chunks.peek().is_some() && chunks.all(|(chunk, _)| kind(&chunk))
+}
+
 impl Check for Credits {
     fn name(&self) -> &'static str {
         "credits"
@@ -85,8 +99,7 @@ impl Check for Credits {
 
     fn frame_sent(&mut self, seen: &FrameSeen<'_>) -> Verdict {
         let header = seen.frame.header();
-        let reset = |(chunk, _)| matches!(chunk, Chunk::Reset { .. });
-        if seen.from.node == seen.to.node || seen.frame.chunks().all(reset) {
+        if seen.from.node == seen.to.node || only(seen, is_reset) {
             return Ok(());
         }
         let eager = self.eager(seen.to.node);
@@ -194,13 +207,7 @@ impl Check for Credits {
         }
         account.called_back |= header.return_credit;
         // A handshake is judged before the rest of its header is believed, perhaps instead.
-        let handshake = |chunk| {
-            matches!(
-                chunk,
-                Chunk::Hello(_) | Chunk::HelloAck(_) | Chunk::Reset { .. }
-            )
-        };
-        let believed = !seen.frame.chunks().all(|(chunk, _)| handshake(chunk));
+        let believed = !only(seen, is_handshake);
         let place = if believed {
             &mut account.seen
         } else {
