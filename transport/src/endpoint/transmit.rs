@@ -24,6 +24,7 @@ use super::turn::{Plan, StreamWriter, Turn};
 use super::{Config, Endpoint, Transmit};
 use crate::host::{Host, Reason};
 use crate::ident::{Nanos, Peer, Priority};
+use crate::policy::OnTimeout;
 use crate::wire::chunk::Hello;
 use crate::wire::{Chunk, FrameHeader, FrameWriter, crc32c};
 
@@ -286,7 +287,11 @@ impl Endpoint {
                 counters: &mut self.counters,
             };
             let turn = writer.turn(stream);
-            if matches!(turn, Turn::Sent | Turn::NoCredit) && stream.timer == Nanos::MAX {
+            // A timer that sends data again must not do so while a long grant is still leaving: it runs from the newest byte.
+            let restarts =
+                matches!(turn, Turn::Sent) && self.config.policy.on_timeout == OnTimeout::Resend;
+            let starts = matches!(turn, Turn::Sent | Turn::NoCredit) && stream.timer == Nanos::MAX;
+            if starts || restarts {
                 stream.timer =
                     now.saturating_add(entry.rtt.rto(&self.config.policy, stream.backoff));
                 self.timers.arm(Owner::Send(sender), stream.timer);
