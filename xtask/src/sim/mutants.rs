@@ -37,6 +37,8 @@ struct Mutant {
     name: String,
     /// What it breaks, in words.
     breaks: String,
+    /// All nodes run this profile; drawn from the seed without.
+    profile: Option<String>,
     file: PathBuf,
     find: String,
     replace: String,
@@ -66,7 +68,7 @@ pub fn run(only: &[String]) -> Result<()> {
     }
     println!("   without a mutant");
     build(&tree)?;
-    let known = failing_seeds(&tree)?;
+    let known = failing_seeds(&tree, None)?;
     if !known.is_empty() {
         println!("   seeds that fail as it is, and say nothing about mutants: {known:?}");
     }
@@ -171,11 +173,14 @@ fn build(tree: &Path) -> Result<()> {
 }
 
 /// Runs seeds and returns those that failed with the checker that objected, or nothing if it does not end.
-fn simulate(tree: &Path, most: usize) -> Result<Option<Vec<(u64, String)>>> {
+fn simulate(tree: &Path, most: usize, profile: Option<&str>) -> Result<Option<Vec<(u64, String)>>> {
     let program = root().join("target/mutants/build/mutants/portolan-sim");
     let mut command = Command::new(program);
     let (seeds, most) = (SEEDS.to_string(), most.to_string());
     command.args(["--seeds", &seeds, "--failures", &most, "--json"]);
+    if let Some(profile) = profile {
+        command.args(["--profile", profile]);
+    }
     let Some((_, output)) = finish(&mut command, RUN, &tree.with_extension("run"))? else {
         return Ok(None);
     };
@@ -187,16 +192,26 @@ fn simulate(tree: &Path, most: usize) -> Result<Option<Vec<(u64, String)>>> {
     Ok(Some(failures.iter().filter_map(failure).collect()))
 }
 
-fn failing_seeds(tree: &Path) -> Result<BTreeSet<u64>> {
-    let failures = simulate(tree, usize::MAX)?.context("the simulator does not end")?;
+fn failing_seeds(tree: &Path, profile: Option<&str>) -> Result<BTreeSet<u64>> {
+    let failures = simulate(tree, usize::MAX, profile)?.context("the simulator does not end")?;
     Ok(failures.into_iter().map(|(seed, _)| seed).collect())
 }
 
 fn judge(mutant: &Mutant, tree: &Path, known: &BTreeSet<u64>) -> Result<Fate> {
+    let profile = mutant.profile.as_deref();
+    let own;
+    let known = match profile {
+        None => known,
+        profile => {
+            build(tree)?;
+            own = failing_seeds(tree, profile)?;
+            &own
+        }
+    };
     let path = tree.join(&mutant.file);
     let original = fs::read_to_string(&path)?;
     fs::write(&path, mutant.applied(tree)?)?;
-    let result = build(tree).and_then(|()| simulate(tree, known.len() + 1));
+    let result = build(tree).and_then(|()| simulate(tree, known.len() + 1, profile));
     fs::write(&path, original)?;
     let Some(failures) = result? else {
         return Ok(Fate::Hung);
