@@ -91,6 +91,9 @@ enum Scenario {
         /// Messages under way per node
         #[arg(long, default_value_t = 8)]
         depth: u16,
+        /// Between one message and the next, simulated microseconds: idle peers are forgotten meanwhile
+        #[arg(long, default_value_t = 100)]
+        pause_us: u64,
         #[arg(long, default_value_t = 1)]
         seed: u64,
         #[arg(long)]
@@ -180,6 +183,7 @@ fn run_scenario(scenario: Scenario) -> ExitCode {
             nodes,
             size,
             depth,
+            pause_us,
             seed,
             json,
         } => {
@@ -187,6 +191,7 @@ fn run_scenario(scenario: Scenario) -> ExitCode {
                 nodes,
                 len: size,
                 depth,
+                pause_ns: pause_us * US,
                 policy: Policy {
                     stream_idle_ms: 1,
                     peer_idle_ms: 1,

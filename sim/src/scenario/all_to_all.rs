@@ -25,12 +25,15 @@ pub struct AllToAll {
     pub len: u32,
     /// Messages each node has under way.
     pub depth: u16,
+    /// How long it waits between one and the next, so that idle peers are forgotten meanwhile.
+    pub pause_ns: Nanos,
     pub policy: Policy,
     pub seed: u64,
 }
 
 struct Everybody {
     len: u32,
+    pause_ns: Nanos,
     /// Per node, the distance of the next one it sends to.
     next: Vec<u16>,
     received: u64,
@@ -64,7 +67,7 @@ impl Application for Everybody {
             }
             Event::Completed { status, .. } => {
                 self.failed += u64::from(status != portolan_transport::host::SendStatus::Delivered);
-                self.post(cluster, node);
+                cluster.alarm(cluster.now + self.pause_ns, u64::from(node.0));
             }
         }
     }
@@ -107,6 +110,7 @@ pub fn report(case: &AllToAll) -> (String, Value) {
     }
     let mut everybody = Everybody {
         len: case.len,
+        pause_ns: case.pause_ns,
         next: vec![1; usize::from(case.nodes)],
         received: 0,
         failed: 0,
