@@ -59,7 +59,7 @@ pub struct TransportPolicy {
     pub rto_min_us: Option<u32>,
     /// [`Policy::rto_max_us`].
     pub rto_max_us: Option<u32>,
-    /// The target of [`Congestion::Delay`]; 0: [`Congestion::None`].
+    /// The target of the profile's [`Congestion`], of [`Congestion::Delay`] if it has none; 0: [`Congestion::None`].
     pub congestion_target_us: Option<u32>,
     /// [`Policy::unreachable_after_ms`].
     pub unreachable_after_ms: Option<u32>,
@@ -118,7 +118,10 @@ impl TransportPolicy {
             congestion: match self.congestion_target_us {
                 None => base.congestion,
                 Some(0) => Congestion::None,
-                Some(target_us) => Congestion::Delay { target_us },
+                Some(target_us) => match base.congestion {
+                    Congestion::DelayAndLoss { .. } => Congestion::DelayAndLoss { target_us },
+                    Congestion::None | Congestion::Delay { .. } => Congestion::Delay { target_us },
+                },
             },
             unreachable_after_ms: self
                 .unreachable_after_ms
@@ -213,7 +216,7 @@ mod tests {
             crowd: 17,
             rto_min_us: 1900,
             rto_max_us: 190_000,
-            congestion: Congestion::Delay { target_us: 23 },
+            congestion: Congestion::DelayAndLoss { target_us: 23 },
             unreachable_after_ms: 2900,
             stream_idle_ms: 31,
             peer_idle_ms: 37,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use portolan_transport::policy::{Ack, AckRule, Congestion, OnTimeout, Order, Profile, Recovery};
+use portolan_transport::policy::{Ack, AckRule, OnTimeout, Order, Profile, Recovery};
 use serde_json::{Value, json};
 
 use super::Supervisor;
@@ -149,10 +149,7 @@ fn transport_document(config: &Config) -> Value {
         "crowd": policy.crowd,
         "rto_min_us": policy.rto_min_us,
         "rto_max_us": policy.rto_max_us,
-        "congestion_target_us": match policy.congestion {
-            Congestion::None => 0,
-            Congestion::Delay { target_us } => target_us,
-        },
+        "congestion_target_us": policy.congestion.target_us(),
         "unreachable_after_ms": policy.unreachable_after_ms,
         "stream_idle_ms": policy.stream_idle_ms,
         "peer_idle_ms": policy.peer_idle_ms,

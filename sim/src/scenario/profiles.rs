@@ -56,7 +56,7 @@ fn policy(profile: Profile, case: &Case) -> Policy {
     policy
 }
 
-fn cluster(profile: Profile, loss_ppm: u32, case: &Case) -> Cluster {
+fn cluster(profile: Profile, case: &Case) -> Cluster {
     let mut setup = Setup::new(case.seed, 2, policy(profile, case));
     setup.max_frame = case.max_frame;
     let in_arrival_order = setup.policies.iter().any(|p| p.order == Order::Arrival);
@@ -65,14 +65,23 @@ fn cluster(profile: Profile, loss_ppm: u32, case: &Case) -> Cluster {
         let order = Box::new(OrderCheck::of_arrival());
         cluster.book.borrow_mut().checks.replace(order);
     }
-    cluster.network.impairment = Impairment {
-        loss_ppm,
-        ..Impairment::default()
-    };
     open(&mut cluster, NodeId(1), PortId(1), 0, case.len);
     open(&mut cluster, NodeId(2), PortId(1), 1_024, case.len);
     cluster
 }
+
+/// Lets the two meet and prove their path, then lets frames be lost: a lost HELLO is no part of the table.
+fn meet(cluster: &mut Cluster, load: &mut Load, loss_ppm: u32) {
+    let met = cluster.now + MEETING;
+    cluster.run(load, met, |_, _| false);
+    cluster.network.impairment = Impairment {
+        loss_ppm,
+        ..Impairment::default()
+    };
+}
+
+/// Long enough for a path proof that is repeated once.
+const MEETING: Nanos = 20 * MS;
 
 fn source(case: &Case, pace: Pace) -> Source {
     Source {
@@ -88,23 +97,25 @@ fn source(case: &Case, pace: Pace) -> Source {
 
 /// Measures one profile at one loss.
 pub fn measure(profile: Profile, loss_ppm: u32, case: &Case) -> Cell {
-    let mut full = cluster(profile, loss_ppm, case);
-    let from = full.now + case.measured_ns / 10;
+    let mut full = cluster(profile, case);
+    let from = full.now + MEETING + case.measured_ns / 10;
     let until = from + case.measured_ns;
     // As many tokens as a port has.
     let sources = vec![source(case, Pace::Closed(255))];
     let mut load = Load::new(&mut full, sources, 1, (from, until));
+    meet(&mut full, &mut load, loss_ppm);
     full.run(&mut load, until, |_, _| false);
     let capacity = full.setup.hardware.link_bits_per_s as f64 / 8.0 * case.measured_ns as f64 / 1e9;
     let goodput = load.measured[0].bytes as f64 / capacity;
 
-    let mut calm = cluster(profile, loss_ppm, case);
+    let mut calm = cluster(profile, case);
     let message_ns = u64::from(case.len) * 8 * SECOND / calm.setup.hardware.link_bits_per_s;
     let apart = message_ns * 100 / u64::from(case.load_percent.max(1));
-    let from = calm.now + 2 * MS;
+    let from = calm.now + MEETING + 2 * MS;
     let until = from + apart * case.messages;
     let sources = vec![source(case, Pace::Open(apart))];
     let mut load = Load::new(&mut calm, sources, 1, (from, until));
+    meet(&mut calm, &mut load, loss_ppm);
     calm.run(&mut load, until, |_, _| false);
     calm.run(&mut load, until + 100 * SECOND, |cluster, _| {
         cluster.is_settled()

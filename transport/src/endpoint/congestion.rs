@@ -8,7 +8,9 @@
 //! (0.8 × excess / delay, at most by half); a timeout with silence shrinks it to one buffer, from which it doubles per round
 //! trip to half of where it was. It starts full, since credit bounds it too, and at least one frame may always be under way. Time that
 //! the peer held an answer is not in the samples (see `round_trip`), so late acknowledgements are no congestion. Loss at
-//! low delay does not shrink it: that is corruption, or a switch that would show in the next delay.
+//! low delay does not shrink it: that is corruption, or a switch that would show in the next delay. With `DelayAndLoss`, the default's, delay alone
+//! does not shrink it either: an engine that shares its core is late by milliseconds without any queue in the network (a target of 200 us
+//! cost two nodes on two busy cores nine tenths of their rate). A switch that is full delays *and* drops.
 //!
 //! What is under way is what was charged less what the peer's echo covers: whatever left before it has arrived or is lost. A few marks of (time, count)
 //! tell how much that was.
@@ -37,6 +39,8 @@ pub(super) struct Window {
     threshold: u32,
     /// Not shrunk again before.
     hold_until: Nanos,
+    /// When something was last found lost.
+    lost_at: Nanos,
     /// Buffers charged so far, and how many of them are not under way any more.
     sent: u32,
     arrived: u32,
@@ -51,6 +55,7 @@ impl Window {
             size: u32::MAX, // as far as the policy allows
             threshold: u32::MAX,
             hold_until: 0,
+            lost_at: 0,
             sent: 0,
             arrived: 0,
             marks: [(0, 0); MARKS],
@@ -62,7 +67,9 @@ impl Window {
     pub(super) fn size(&self, policy: &Policy) -> u32 {
         match policy.congestion {
             Congestion::None => policy.eager_buffers,
-            Congestion::Delay { .. } => (self.size / ONE).clamp(1, policy.eager_buffers),
+            Congestion::Delay { .. } | Congestion::DelayAndLoss { .. } => {
+                (self.size / ONE).clamp(1, policy.eager_buffers)
+            }
         }
     }
 
@@ -112,8 +119,15 @@ impl Window {
             self.marks.copy_within(passed..len, 0);
             self.len -= passed as u8;
         }
-        let (Congestion::Delay { target_us }, Some((rtt, min))) = (policy.congestion, rtt) else {
+        let Some((rtt, min)) = rtt.filter(|_| policy.congestion != Congestion::None) else {
             return;
+        };
+        let target_us = policy.congestion.target_us();
+        let congested = match policy.congestion {
+            Congestion::DelayAndLoss { .. } => {
+                self.lost_at != 0 && now.saturating_sub(self.lost_at) <= rtt
+            }
+            Congestion::None | Congestion::Delay { .. } => true,
         };
         let most = policy.eager_buffers.saturating_mul(ONE);
         self.size = self.size.min(most);
@@ -125,7 +139,7 @@ impl Window {
                 false => news * u64::from(ONE) / u64::from(self.size.max(ONE)),
             };
             self.size = self.size.saturating_add(more as u32).min(most);
-        } else if now >= self.hold_until {
+        } else if congested && now >= self.hold_until {
             let excess = 4 * (rtt - target) * u64::from(ONE) / (5 * rtt);
             let less = u64::from(self.size) * excess.min(u64::from(ONE) / 2) / u64::from(ONE);
             self.size = self.size.saturating_sub(less as u32).max(ONE);
@@ -134,11 +148,18 @@ impl Window {
         }
     }
 
+    /// Something of it is lost.
+    pub(super) fn lost(&mut self, now: Nanos) {
+        self.lost_at = now;
+    }
+
     /// A timer ran out while nothing at all was heard.
     pub(super) fn silence(&mut self, now: Nanos, rto: Nanos, policy: &Policy) {
         if self.under_way() > 0 && now >= self.hold_until {
-            self.threshold = (self.size(policy) * ONE / 2).max(2 * ONE);
-            self.size = ONE;
+            if !matches!(policy.congestion, Congestion::DelayAndLoss { .. }) {
+                self.threshold = (self.size(policy) * ONE / 2).max(2 * ONE);
+                self.size = ONE;
+            }
             self.hold_until = now.saturating_add(rto);
             // What was under way is lost, or it would have been heard of: it must not hold back what goes again.
             (self.arrived, self.len) = (self.sent, 0);
@@ -241,6 +262,35 @@ mod tests {
             window.size(&policy) >= 32
         });
         assert_eq!(rounds, Some(4), "1, 2, 4, 8, 16, 32");
+    }
+
+    #[test]
+    fn delay_without_loss_is_a_busy_core() {
+        let congestion = Congestion::DelayAndLoss { target_us: 50 };
+        let policy = Policy {
+            congestion,
+            ..policy()
+        };
+        let (mut window, mut now) = (Window::new(), 1 << 33);
+        let mut late = |window: &mut Window| {
+            let sent = now;
+            window.charge(sent, 1);
+            now += 1_000 * US;
+            window.learn(now, sent, Some((1_000 * US, BASE)), &policy);
+            now
+        };
+        for _ in 0..5 {
+            late(&mut window);
+        }
+        assert_eq!(window.size(&policy), 64, "late, and nothing lost");
+        let now = late(&mut window);
+        window.lost(now);
+        late(&mut window);
+        assert_eq!(window.size(&policy), 32, "late, and something lost");
+        let now = late(&mut window) + 10_000 * US;
+        window.charge(now, 1);
+        window.silence(now, US, &policy);
+        assert_eq!((window.size(&policy), window.under_way()), (32, 0));
     }
 
     #[test]

@@ -124,7 +124,7 @@ impl Endpoint {
         let Some(stream) = self.send.get_mut(slot) else {
             return;
         };
-        let Some(entry) = self.peers.get(stream.peer) else {
+        let Some(entry) = self.peers.get_mut(stream.peer) else {
             return;
         };
         let horizon = entry.horizon;
@@ -135,6 +135,9 @@ impl Endpoint {
         let (news, forgotten) = stream.learn_received(base, received, horizon);
         let found = stream.find_lost(now, entry.reorder_window());
         self.counters.losses_found += found;
+        if found > 0 {
+            entry.window.lost(now);
+        }
         self.counters.messages_reneged += forgotten;
         if news {
             stream.backoff = 0;
@@ -165,13 +168,14 @@ impl Endpoint {
         let Some(stream) = self.send.get_mut(slot) else {
             return;
         };
-        let Some(entry) = self.peers.get(stream.peer) else {
+        let Some(entry) = self.peers.get_mut(stream.peer) else {
             stream.reorder_at = Nanos::MAX;
             return;
         };
         let found = stream.find_lost(now, entry.reorder_window());
         self.counters.losses_found += found;
         if found > 0 {
+            entry.window.lost(now);
             stream.timer = now.saturating_add(entry.rtt.rto(&self.config.policy, stream.backoff));
             self.activate(now, slot);
         }

@@ -99,6 +99,22 @@ pub enum Congestion {
         /// Round trip, above the smallest one seen, at which the window neither grows nor shrinks, in microseconds.
         target_us: u32,
     },
+    /// As `Delay`, but the window shrinks only in a round trip that lost something too. Where engines share their cores with others a
+    /// round trip is long because somebody did not run, and that is no congestion.
+    DelayAndLoss {
+        /// As in `Delay`.
+        target_us: u32,
+    },
+}
+
+impl Congestion {
+    /// The target in microseconds; 0 without one.
+    pub fn target_us(self) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::Delay { target_us } | Self::DelayAndLoss { target_us } => target_us,
+        }
+    }
 }
 
 /// A protocol policy. [`Endpoint`](crate::Endpoint) relies on [`Policy::validate`].
@@ -177,7 +193,7 @@ impl Policy {
             Order::Number => WINDOW_MAX,
             Order::Arrival => WINDOW_MAX_ARRIVAL,
         };
-        let target = !matches!(self.congestion, Congestion::Delay { target_us: 0 });
+        let target = self.congestion == Congestion::None || self.congestion.target_us() > 0;
         let unreachable = u64::from(self.unreachable_after_ms) * 1_000;
         let rules = [
             (

@@ -112,7 +112,7 @@ const DEFAULT: Policy = Policy {
     crowd: 64,
     rto_min_us: 2_000,
     rto_max_us: 200_000,
-    congestion: Congestion::Delay { target_us: 200 },
+    congestion: Congestion::DelayAndLoss { target_us: 200 },
     unreachable_after_ms: 5_000,
     stream_idle_ms: 60_000,
     peer_idle_ms: 300_000,

@@ -55,7 +55,7 @@ fn sections(text: &str) -> BTreeSet<String> {
         let heading = line.trim_start_matches('#');
         (heading.len() < line.len()).then_some(heading.trim_start())
     });
-    headings.filter_map(|heading| number(heading)).collect()
+    headings.filter_map(number).collect()
 }
 
 /// `§5.1 …`, `§5.1, …` → 5.1.
