@@ -114,7 +114,7 @@ enum Scenario {
         #[arg(long, default_value_t = 50_000)]
         messages: u64,
         /// Part of the link they take, percent
-        #[arg(long, default_value_t = 20)]
+        #[arg(long, default_value_t = 80)]
         load: u32,
         /// The fixed timer of the second table, microseconds
         #[arg(long, default_value_t = 10_000)]

@@ -10,6 +10,7 @@ use super::receive_stream::{Incoming, Kind, ReceiveStream};
 use super::send_stream::{MessageState, SendStream};
 use super::slab::Slab;
 use crate::host::Reason;
+use crate::ident::serial_lt;
 use crate::policy::Recovery;
 use crate::wire::chunk::Received;
 use crate::wire::{Chunk, FrameWriter, Full};
@@ -254,7 +255,9 @@ pub(super) fn sender_chunks(
         )?;
         stream.confirms.pop_front();
     }
-    if let Some(number) = stream.filler {
+    // All that we settled and the receiver still waits for, a few at a time: one per answer would cost a timer each.
+    let mut fillers = 0;
+    while let Some(number) = stream.filler {
         let start = None;
         push(
             w,
@@ -265,7 +268,9 @@ pub(super) fn sender_chunks(
                 number,
             },
         )?;
-        stream.filler = None;
+        fillers += 1;
+        let next = number.wrapping_add(1);
+        stream.filler = (fillers < DROPS_AT_ONCE && serial_lt(next, stream.base)).then_some(next);
     }
     if stream.nulls {
         let (start, before) = (

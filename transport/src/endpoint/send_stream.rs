@@ -176,7 +176,7 @@ pub(super) struct SendStream {
     pub probe: bool,
     pub close: bool,
     pub nulls: bool,
-    /// NULL for a number we settled and the receiver still waits for.
+    /// The first number that we settled and the receiver still waits for: NULL goes out for those from it to `base`.
     pub filler: Option<u32>,
     pub confirms: VecDeque<u32>,
     /// In the peer's `sender_control`.
