@@ -160,7 +160,9 @@ impl Check for Credits {
         }
         account.sent = header.sent_buffers;
         let heard = account.heard;
-        if let Some(theirs) = account.seen
+        // A handshake may answer an incarnation that the header does not name yet.
+        if !only(seen, is_handshake)
+            && let Some(theirs) = account.seen
             && let theirs = heard.filter(|h| serial_lt(theirs, *h)).unwrap_or(theirs)
             && header.credit_limit.wrapping_sub(theirs) as i32 > own as i32
         {

@@ -53,6 +53,18 @@ impl Heap {
         }
     }
 
+    /// Gives back what many rows once took.
+    pub(super) fn shrink(&mut self) {
+        const KEPT: usize = 64;
+        if self.place.capacity() > KEPT.max(4 * self.entries.len()) {
+            while self.place.last() == Some(&0) {
+                self.place.pop();
+            }
+            self.place.shrink_to(KEPT);
+            self.entries.shrink_to(KEPT);
+        }
+    }
+
     /// Forgets the row.
     pub(super) fn remove(&mut self, row: u32) {
         let Some(index) = self

@@ -115,6 +115,17 @@ impl Endpoint {
                 _ => self.forget_peer(now, slot),
             }
         }
+        // What thousands took while they were busy.
+        self.peers.shrink();
+        self.send.shrink();
+        self.receive.shrink();
+        self.longs.shrink();
+        self.timers.shrink();
+        self.swept.clear();
+        self.swept.shrink_to(self.peers.end() as usize);
+        for queue in &mut self.ready {
+            queue.shrink_to(64);
+        }
     }
 
     fn forget_peer(&mut self, now: Nanos, slot: u32) {

@@ -38,6 +38,22 @@ impl<T> Slab<T> {
         Some(row)
     }
 
+    /// Gives back what many rows that are not in use any more once took; rows in use stay where they are. For a sweep, not for the
+    /// packet path.
+    pub(super) fn shrink(&mut self) {
+        const KEPT: usize = 64;
+        if self.rows.capacity() <= KEPT.max(4 * self.len()) {
+            return;
+        }
+        while self.rows.last().is_some_and(Option::is_none) {
+            self.rows.pop();
+        }
+        let end = self.rows.len() as u32;
+        self.free.retain(|slot| *slot < end);
+        self.rows.shrink_to(KEPT);
+        self.free.shrink_to(KEPT);
+    }
+
     pub(super) fn get(&self, slot: u32) -> Option<&T> {
         self.rows.get(slot as usize)?.as_ref()
     }
@@ -60,5 +76,32 @@ impl<T> Slab<T> {
             .iter()
             .enumerate()
             .filter_map(|(slot, row)| Some((slot as u32, row.as_ref()?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_many_gives_its_memory_back() {
+        let mut slab = Slab::new();
+        for i in 0..1_000u32 {
+            assert_eq!(slab.insert(i), i);
+        }
+        for slot in (0..1_000).filter(|slot| *slot != 70) {
+            slab.remove(slot);
+        }
+        slab.shrink();
+        assert_eq!((slab.len(), slab.end(), slab.get(70)), (1, 71, Some(&70)));
+        assert!(slab.rows.capacity() < 128 && slab.free.capacity() < 128);
+        let slots: Vec<u32> = (0..100).map(|i| slab.insert(i)).collect();
+        let mut sorted = slots.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        assert_eq!(sorted.len(), 100, "each in a row of its own");
+        assert!(!slots.contains(&70));
+        slab.shrink();
+        assert_eq!(slab.len(), 101);
     }
 }

@@ -60,6 +60,11 @@ impl Timers {
         }
     }
 
+    /// Gives back what many owners once took.
+    pub(super) fn shrink(&mut self) {
+        self.heap.shrink();
+    }
+
     /// Forgets `owner`.
     pub(super) fn cancel(&mut self, owner: Owner) {
         self.heap.remove(owner.id());
