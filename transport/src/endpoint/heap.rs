@@ -55,7 +55,7 @@ impl Heap {
 
     /// Gives back what many rows once took.
     pub(super) fn shrink(&mut self) {
-        const KEPT: usize = 64;
+        const KEPT: usize = 8;
         if self.place.capacity() > KEPT.max(4 * self.entries.len()) {
             while self.place.last() == Some(&0) {
                 self.place.pop();

@@ -124,7 +124,7 @@ impl Endpoint {
         self.swept.clear();
         self.swept.shrink_to(self.peers.end() as usize);
         for queue in &mut self.ready {
-            queue.shrink_to(64);
+            queue.shrink_to(8);
         }
     }
 

@@ -41,7 +41,7 @@ impl<T> Slab<T> {
     /// Gives back what many rows that are not in use any more once took; rows in use stay where they are. For a sweep, not for the
     /// packet path.
     pub(super) fn shrink(&mut self) {
-        const KEPT: usize = 64;
+        const KEPT: usize = 8;
         if self.rows.capacity() <= KEPT.max(4 * self.len()) {
             return;
         }
