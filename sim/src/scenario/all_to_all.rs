@@ -120,8 +120,6 @@ pub fn report(case: &AllToAll) -> (String, Value) {
         |cluster: &Cluster, app: &Everybody| app.received >= expected && cluster.is_settled();
     let finished = cluster.run(&mut everybody, start + 600 * SECOND, done);
     let took = cluster.now - start;
-    // The third node dies for it, of which the second, measured below, may keep its first row.
-    let busy = heap::of(|| cluster.take_endpoint(2));
     let records: usize = cluster
         .engines()
         .iter()
@@ -143,7 +141,7 @@ pub fn report(case: &AllToAll) -> (String, Value) {
         "all to all, {} nodes: {} of {expected} messages of {} B delivered, {} failed{}\n\
          simulated time       {:.1} ms, {} frames\n\
          peak memory          {:.1} MiB in all, {per_node:.1} KiB per node (with its host and the simulator)\n\
-         endpoint's heap      {:.1} KiB at the end of the traffic, {:.1} KiB when idle, of one node, which remembers {kept} peers\n\
+         endpoint's heap      {:.1} KiB of one idle node, which remembers {kept} peers\n\
          durable state        {DURABLE_BYTES} bytes per stream direction; {records} records at the end of the traffic",
         case.nodes,
         everybody.received,
@@ -153,7 +151,6 @@ pub fn report(case: &AllToAll) -> (String, Value) {
         took as f64 / 1e6,
         cluster.tally.frames,
         peak as f64 / 1024.0,
-        kib(busy),
         kib(idle),
     );
     let json = json!({
@@ -165,7 +162,6 @@ pub fn report(case: &AllToAll) -> (String, Value) {
         "frames": cluster.tally.frames,
         "peak_kib": peak,
         "peak_kib_per_node": per_node,
-        "endpoint_busy_bytes": busy,
         "endpoint_idle_bytes": idle,
         "endpoint_idle_peers": kept,
         "durable_bytes_per_stream_direction": DURABLE_BYTES,
