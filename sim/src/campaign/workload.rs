@@ -289,7 +289,12 @@ impl Application for Workload {
             CANCEL => {
                 let (node, id, send) = self.cancels[index];
                 // The token may be another send's by now, after a restart.
-                let over = cluster.book.borrow().message(id).abandoned;
+                let rebooted = cluster.tally.reboots > 0;
+                let over = {
+                    let book = cluster.book.borrow();
+                    let message = book.message(id);
+                    message.abandoned || (rebooted && message.status.is_some())
+                };
                 if !over {
                     cluster.cancel(node, id, send);
                 }

@@ -113,10 +113,20 @@ impl Endpoint {
             from: 0,
             to: view.len() as u32,
         };
-        let news = |long: &LongMessage| long.ranges.first_gap(range).is_some();
-        if self.longs.get(row).is_some_and(news) {
-            self.on_bytes(now, slot, row, range, view, host);
+        let Some(long) = self.longs.get_mut(row) else {
+            return;
+        };
+        if long.ranges.first_gap(range).is_none() {
+            return;
         }
+        if range.to > long.granted && range.to <= long.total && view.verify() {
+            // The request brings more than it did the first time, because its frame is longer now. That was never granted, nor need it
+            // be; and the sender will not send it otherwise.
+            self.grants.remove(row, long);
+            long.granted = range.to;
+            self.grants.add(row, long, &self.config.policy);
+        }
+        self.on_bytes(now, slot, row, range, view, host);
     }
 
     /// Bytes for a row. False if they are not granted.
