@@ -216,7 +216,7 @@ mod tests {
             crowd: 17,
             rto_min_us: 1900,
             rto_max_us: 190_000,
-            congestion: Congestion::DelayAndLoss { target_us: 23 },
+            congestion: Congestion::Delay { target_us: 23 },
             unreachable_after_ms: 2900,
             stream_idle_ms: 31,
             peer_idle_ms: 37,

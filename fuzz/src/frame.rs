@@ -1,4 +1,4 @@
-//! Target `frame`: bytes from the network into [`wire::parse`], and back through the writer.
+//! Target `frame`: bytes from the network into `wire::parse`, and back through the writer.
 //!
 //! The input's first byte says how the rest becomes a frame: whether magic, version and header CRC are put right (a fuzzer does not guess
 //! a CRC, and most of the parser lies behind it), and into how many receive buffers the bytes are cut.

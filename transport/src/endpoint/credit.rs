@@ -321,7 +321,11 @@ impl Endpoint {
         };
         let heard = entry.learn_stamps(now, header);
         let repeat = entry.rtt.repeat(&self.config.policy);
-        entry.credit.learn(now, header, heard.horizon, repeat);
+        // A HELLO-ACK to an incarnation that its writer does not believe in yet counts from what our former self had sent.
+        let ours = super::truncate(self.config.incarnation);
+        let for_us = [0, ours].contains(&header.dst_incarnation);
+        let horizon = if for_us { heard.horizon } else { 0 };
+        entry.credit.learn(now, header, horizon, repeat);
         let sample = heard.rtt.map(|rtt| (rtt, entry.rtt.min));
         let policy = &self.config.policy;
         entry
