@@ -202,10 +202,26 @@ fn a_file_goes_through_pipes() {
     }
 }
 
+/// Until a node's service has opened port 0, which it does after its engines run.
+fn await_service(cluster: &Cluster, node: u16) {
+    let deadline = Instant::now() + STEP;
+    loop {
+        let mut ports = cluster.lab.node(node).portolan();
+        let text = process::run_ok(ports.args(["ports", "--json"]), STEP).unwrap();
+        let ports: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let open = |port: &serde_json::Value| port["port"] == 0 && port["state"] == "open";
+        if ports["ports"].as_array().unwrap().iter().any(open) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "no service: {text}");
+    }
+}
+
 #[test]
 fn allsize_verifies_both_ways() {
     for encap in [Encap::Udp4, Encap::Ethernet] {
         let cluster = Cluster::start(Lab::builder().mtu(9000).encap(encap));
+        await_service(&cluster, 2);
         let text = process::run_ok(
             cluster
                 .lab

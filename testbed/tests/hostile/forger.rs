@@ -35,6 +35,10 @@ pub struct Forger {
     theirs: Theirs,
     sent_buffers: u32,
     hellos: usize,
+    /// Our clock.
+    started: Instant,
+    /// The newest time stamp of node 1: a limit of ours counts only if it was written knowing what node 1 had sent.
+    echo: u32,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -55,6 +59,8 @@ impl Forger {
             theirs: Theirs::default(),
             sent_buffers: 0,
             hellos: 0,
+            echo: 0,
+            started: Instant::now(),
         };
         // A send to us makes node 1 say HELLO; it ends delivered when it believes in us.
         let geometry = PortGeometry::new(4, 4, 4096).unwrap();
@@ -95,6 +101,8 @@ impl Forger {
             engine_epoch: 1,
             sent_buffers: self.sent_buffers,
             credit_limit: 100_000,
+            sent_at: self.started.elapsed().as_nanos() as u32 | 1,
+            echo: self.echo,
             ..FrameHeader::default()
         };
         let len = writer.finish(&header);
@@ -149,6 +157,7 @@ impl Forger {
             frames += 1;
             let segments = [&buffer[..len]];
             let frame = wire::parse(&segments).expect("node 1 sends well-formed frames");
+            self.echo = frame.header().sent_at;
             for (chunk, _) in frame.chunks() {
                 self.answer(&chunk);
             }
