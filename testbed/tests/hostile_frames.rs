@@ -161,10 +161,7 @@ impl Reasons<'_> {
                 .map(|(name, value)| (*name, value - before[name]))
                 .filter(|(_, more)| *more > 0)
                 .collect();
-            let enough = |name: &&str, sent: u64| match *name {
-                DUPLICATE => counted.get(name).is_some_and(|counted| *counted >= sent),
-                _ => counted.get(name) == Some(&sent),
-            };
+            let enough = |name: &&str, sent: u64| counted.get(name) == Some(&sent);
             let others = counted
                 .keys()
                 .any(|name| *name != DUPLICATE && !sent.contains_key(name));
@@ -262,16 +259,13 @@ impl Assault<'_> {
         self.send_all(&all);
     }
 
-    /// The same for a request to send. The first with a corrupt payload opens the message without its payload; from then on the
-    /// others are the same request again, and their payload is not looked at.
+    /// The same for a request to send. The first with a corrupt payload opens the message without its payload; the others are the
+    /// same request again, counted as that too, whose first bytes would be news if they matched.
     fn send_broken_request(&mut self, frame: &[u8]) {
-        let (mut corrupt, others): (Vec<_>, _) = broken(frame, self.encap)
+        let (corrupt, others): (Vec<_>, _) = broken(frame, self.encap)
             .into_iter()
             .partition(|(_, reason)| *reason == CORRUPT);
         self.send_all(&others);
-        for (_, reason) in corrupt.iter_mut().skip(1) {
-            *reason = DUPLICATE;
-        }
         self.send_all(&corrupt);
     }
 
