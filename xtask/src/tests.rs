@@ -1,5 +1,6 @@
 //! `cargo xtask test`: every test there is.
 
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -10,6 +11,10 @@ use crate::steps::{Steps, cargo};
 
 /// Bound on each of the three kinds of tests.
 const TESTS: Duration = Duration::from_secs(20 * 60);
+/// Clusters simulated each time; more by hand, with `cargo xtask sim`.
+const SEEDS: &str = "200";
+/// Bound on them.
+const SIMULATION: Duration = Duration::from_secs(5 * 60);
 /// Tests of programs find them here.
 const BIN_DIR_VARIABLE: &str = "PORTOLAN_BIN_DIR";
 
@@ -28,6 +33,9 @@ pub fn add(steps: &mut Steps) -> Result<()> {
     }
     // `--workspace` in all of them: another selection would select other features and build everything again.
     // Whatever uses the network runs alone: two cores carry one end-to-end test.
+    let mut simulation = Command::new(build::bin_dir()?.join("portolan-sim"));
+    simulation.args(["--seeds", SEEDS]);
+    steps.run("simulation", simulation, SIMULATION)?;
     for (title, selection) in [
         ("unit tests", "--lib --bins"),
         ("end-to-end tests", "--test * -- --test-threads=1"),
