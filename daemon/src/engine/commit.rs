@@ -1,7 +1,7 @@
 //! The order of the durable stores: accept, complete, take and commit (transport.md §13.1), in one place.
 //!
 //! One fact is one aligned `u64`, stored once with Release. An engine that dies between any two stores of this file leaves facts from
-//! which [`super::restore`] finds exactly one continuation; the tests beside it stop at every one of these points.
+//! which [`super::restore`] finds exactly one continuation; each store has a name ([`Point`]), and the tests stop before every one.
 //!
 //! | step | stores, in order | the point of no return |
 //! |---|---|---|
@@ -24,6 +24,7 @@ use portolan_transport::host::{Delivery, SendRequest, SendStatus};
 use portolan_transport::ident::RecordId;
 use portolan_transport::policy::AckMode;
 
+use super::commit_point::{Point, crash_point, store};
 use super::ports::Port;
 
 /// Flag in [`SendRecord::stream`], bits 40–47: no stream knows of it; the status is in bits 48–63.
@@ -34,19 +35,6 @@ const INLINE: u64 = 1 << 41;
 const ACK_IMMEDIATE: u64 = 1 << 42;
 /// Flag in [`SendRecord::stream`]: [`AckMode::Lazy`].
 const ACK_LAZY: u64 = 1 << 43;
-
-#[cfg(not(any(test, fuzzing)))]
-#[inline(always)]
-pub(super) fn crash_point() {}
-#[cfg(any(test, fuzzing))]
-pub(super) use tests::crash_point;
-
-/// One durable fact.
-#[inline]
-pub(super) fn store(fact: &AtomicU64, value: u64) {
-    crash_point();
-    fact.store(value, Ordering::Release);
-}
 
 /// A send record as the ledger holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,26 +163,36 @@ pub(super) fn accept(
     };
     // The copy: means nothing while the tag is 0.
     store(
+        Point::AcceptCopy,
         &fact.destination,
         u64::from(send.stream.node.0)
             | u64::from(send.stream.remote.0) << 16
             | u64::from(send.len) << 32,
     );
-    store(&fact.arena_offset, token.arena_offset);
-    store(&fact.message_tag, send.tag);
-    store(&fact.deadline, send.deadline);
+    store(Point::AcceptCopy, &fact.arena_offset, token.arena_offset);
+    store(Point::AcceptCopy, &fact.message_tag, send.tag);
+    store(Point::AcceptCopy, &fact.deadline, send.deadline);
     store(
+        Point::AcceptCopy,
         &fact.stream,
         u64::from(record.0) | (send.stream.priority as u64) << 32 | inline | ack,
     );
     // The accept point: from here on the send exists, under this number, whoever dies.
-    store(&fact.tag, pair(send.id.generation, number));
+    store(
+        Point::AcceptTag,
+        &fact.tag,
+        pair(send.id.generation, number),
+    );
     // The number is used. If we die before this store, restore takes it from the tag.
     if let Some(stream) = ledger.send_streams().get(record.0 as usize) {
-        store(&stream.state, pair(epoch, number.wrapping_add(1)));
+        store(
+            Point::AcceptNext,
+            &stream.state,
+            pair(epoch, number.wrapping_add(1)),
+        );
     }
     // The application may reuse the ring entry. If we die before this store, restore finds the slot tagged and skips the entry.
-    crash_point();
+    crash_point(Point::AcceptRelease);
     port.release_sends();
 }
 
@@ -211,12 +209,13 @@ pub(super) fn accept_local(
     };
     // How it ends is durable before it is accepted, so a successor ends it the same way.
     store(
+        Point::LocalEnd,
         &fact.stream,
         LOCAL | (end.certainty as u64) << 48 | u64::from(end.reason) << 56,
     );
     // The accept point.
-    store(&fact.tag, pair(generation, 0));
-    crash_point();
+    store(Point::LocalTag, &fact.tag, pair(generation, 0));
+    crash_point(Point::LocalRelease);
     port.release_sends();
 }
 
@@ -248,8 +247,8 @@ pub(super) fn complete(
     // The event, then the point from which the application knows.
     port.publish_event(&event);
     // The slot's record is free. If we die before this store, restore frees it when it replays the event.
-    store(&fact.tag, 0);
-    settle(ledger, port);
+    store(Point::CompleteTag, &fact.tag, 0);
+    settle(Point::CompleteSettled, ledger, port);
 }
 
 /// Takes a checked receive token. The provide ring's consumer follows once per batch ([`Port::take_provided`]); a successor that
@@ -257,14 +256,14 @@ pub(super) fn complete(
 pub(super) fn take_receive(ledger: Ledger<'_>, port: u16, slot: u32, generation: u32) {
     if let Some(fact) = ledger.receives(port).get(slot as usize) {
         let (consumed, _) = unpair(fact.load(Ordering::Relaxed));
-        store(fact, pair(consumed, generation));
+        store(Point::TakeRecord, fact, pair(consumed, generation));
     }
 }
 
 /// Asks the application about a message. Nothing durable depends on it; it is settled so that restore has few events to replay.
 pub(super) fn ask(ledger: Ledger<'_>, port: &mut Port, event: &Event) {
     port.publish_event(event);
-    settle(ledger, port);
+    settle(Point::AskSettled, ledger, port);
 }
 
 /// **Commit** a message that is placed and verified.
@@ -286,70 +285,51 @@ pub(super) fn commit(ledger: Ledger<'_>, port: &mut Port, delivery: &Delivery) {
     // The event, then **the commit point**: the message is the application's. If we die from here on, restore does the rest from the
     // event itself; the peer, not yet acknowledged, sends again and is told that its number is past.
     port.publish_event(&event);
-    commit_base(ledger, delivery.record, delivery.base, delivery.bits);
+    commit_base(
+        Point::CommitBase,
+        ledger,
+        delivery.record,
+        delivery.base,
+        delivery.bits,
+    );
     settle_slot(
+        Point::CommitSlot,
         ledger,
         port.number(),
         delivery.buffer.slot,
         delivery.buffer.generation,
     );
-    settle(ledger, port);
+    settle(Point::CommitSettled, ledger, port);
 }
 
 /// What a receiving stream has committed, as [`after_commit`](portolan_transport::host::after_commit) computed it; acknowledgements are read
 /// from it.
-pub(super) fn commit_base(ledger: Ledger<'_>, record: RecordId, base: u32, bits: u32) {
+pub(super) fn commit_base(
+    point: Point,
+    ledger: Ledger<'_>,
+    record: RecordId,
+    base: u32,
+    bits: u32,
+) {
     if let Some(stream) = ledger.receive_streams().get(record.0 as usize) {
-        store(&stream.base, pair(bits, base));
+        store(point, &stream.base, pair(bits, base));
     }
 }
 
 /// The receive token is the application's again.
-pub(super) fn settle_slot(ledger: Ledger<'_>, port: u16, slot: u32, generation: u32) {
+pub(super) fn settle_slot(point: Point, ledger: Ledger<'_>, port: u16, slot: u32, generation: u32) {
     if let Some(fact) = ledger.receives(port).get(slot as usize) {
-        store(fact, pair(generation, generation));
+        store(point, fact, pair(generation, generation));
     }
 }
 
 /// Ledger and events agree up to everything published.
-pub(super) fn settle(ledger: Ledger<'_>, port: &Port) {
+pub(super) fn settle(point: Point, ledger: Ledger<'_>, port: &Port) {
     if let Some(fact) = ledger.ports().get(usize::from(port.number())) {
         store(
+            point,
             &fact.events_settled,
             pair(port.generation(), port.events_published()),
         );
-    }
-}
-
-#[cfg(any(test, fuzzing))]
-pub(super) mod tests {
-    use std::cell::Cell;
-
-    thread_local! {
-        static COUNTDOWN: Cell<Option<u64>> = const { Cell::new(None) };
-    }
-
-    /// The payload of the panic by which a test lets the engine die.
-    pub(in super::super) struct Died;
-
-    pub(in super::super) fn crash_point() {
-        let Some(left) = COUNTDOWN.get() else { return };
-        if left == 0 {
-            COUNTDOWN.set(None);
-            std::panic::resume_unwind(Box::new(Died));
-        }
-        COUNTDOWN.set(Some(left - 1));
-    }
-
-    /// Runs `body`, which dies before its `point`-th store. True if it came to its end instead.
-    pub(in super::super) fn dies_at(point: u64, body: impl FnOnce()) -> bool {
-        COUNTDOWN.set(Some(point));
-        let end = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
-        COUNTDOWN.set(None);
-        match end {
-            Ok(()) => true,
-            Err(panic) if panic.is::<Died>() => false,
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
     }
 }

@@ -15,6 +15,7 @@ use portolan_transport::ident::{
 };
 
 use super::commit;
+use super::commit_point::{Point, store};
 use super::ledger_facts::{Facts, stream_of};
 use super::ports::{Port, PortParts, PortTable, Taken};
 use super::questions::Questions;
@@ -69,16 +70,16 @@ impl EngineHost {
         // What an earlier generation left behind. The slots of this one start from generation 0 again.
         for fact in ledger.sends(number) {
             if fact.tag.load(Ordering::Relaxed) != 0 {
-                commit::store(&fact.tag, 0);
+                store(Point::OpenClearSend, &fact.tag, 0);
             }
         }
         for fact in ledger.receives(number) {
             if fact.load(Ordering::Relaxed) != 0 {
-                commit::store(fact, 0);
+                store(Point::OpenClearReceive, fact, 0);
             }
         }
         // From here on the ledger speaks of this generation.
-        commit::settle(ledger, &port);
+        commit::settle(Point::OpenSettled, ledger, &port);
         debug_assert_eq!(port.generation(), generation);
         port.open();
         self.ports.insert(port);
@@ -331,7 +332,7 @@ impl Host for EngineHost {
     }
 
     fn commit_base(&mut self, record: RecordId, _epoch: u32, base: u32, bits: u32) {
-        commit::commit_base(self.facts.ledger(), record, base, bits);
+        commit::commit_base(Point::GiveUpBase, self.facts.ledger(), record, base, bits);
         if let Some(questions) = self.questions_of(record) {
             questions.passed(record, base);
         }

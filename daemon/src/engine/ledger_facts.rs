@@ -11,7 +11,7 @@ use portolan_abi::ledger::{Ledger, PeerRecord, decode_stream_key, pair, stream_k
 use portolan_transport::host::TableFull;
 use portolan_transport::ident::{NodeId, Peer, PortId, Priority, RecordId, StreamKey};
 
-use super::commit::store;
+use super::commit_point::{Point, store};
 
 /// The tables of one ledger.
 pub struct Facts {
@@ -55,7 +55,7 @@ fn free_list<'k>(
     for (index, key) in keys.enumerate().rev() {
         let value = key.load(Ordering::Acquire);
         if value != 0 && !valid(value) {
-            store(key, 0);
+            store(Point::AdoptClearKey, key, 0);
         }
         if value == 0 || !valid(value) {
             free.push(index as u32);
@@ -98,7 +98,7 @@ impl Facts {
         let word = &self.ledger.header().engine_epoch;
         // 0 is never used, so that a peer's "unknown" cannot be it.
         let epoch = (word.load(Ordering::Acquire) as u32).wrapping_add(1).max(1);
-        store(word, u64::from(epoch));
+        store(Point::EngineEpoch, word, u64::from(epoch));
         epoch
     }
 
@@ -106,7 +106,7 @@ impl Facts {
     pub fn draw_epoch(&self) -> u32 {
         let word = &self.ledger.header().stream_epoch_next;
         let epoch = (word.load(Ordering::Acquire) as u32).max(1);
-        store(word, u64::from(epoch) + 1);
+        store(Point::DrawEpoch, word, u64::from(epoch) + 1);
         epoch
     }
 
@@ -120,9 +120,9 @@ impl Facts {
     ) -> Result<RecordId, TableFull> {
         let index = self.free_sends.pop().ok_or(TableFull)?;
         let record = &self.ledger.send_streams()[index as usize];
-        store(&record.incarnation, incarnation);
-        store(&record.state, pair(epoch, next));
-        store(&record.key, key_of(stream));
+        store(Point::OpenSendFields, &record.incarnation, incarnation);
+        store(Point::OpenSendFields, &record.state, pair(epoch, next));
+        store(Point::OpenSendKey, &record.key, key_of(stream));
         Ok(RecordId(index))
     }
 
@@ -137,10 +137,14 @@ impl Facts {
     ) -> Result<RecordId, TableFull> {
         let index = self.free_receives.pop().ok_or(TableFull)?;
         let record = &self.ledger.receive_streams()[index as usize];
-        store(&record.incarnation, incarnation);
-        store(&record.epoch, pair(instance, epoch));
-        store(&record.base, pair(0, base));
-        store(&record.key, key_of(stream));
+        store(Point::OpenReceiveFields, &record.incarnation, incarnation);
+        store(
+            Point::OpenReceiveFields,
+            &record.epoch,
+            pair(instance, epoch),
+        );
+        store(Point::OpenReceiveFields, &record.base, pair(0, base));
+        store(Point::OpenReceiveKey, &record.key, key_of(stream));
         Ok(RecordId(index))
     }
 
@@ -149,7 +153,7 @@ impl Facts {
         if let Some(fact) = self.ledger.send_streams().get(record.0 as usize)
             && fact.key.load(Ordering::Relaxed) != 0
         {
-            store(&fact.key, 0);
+            store(Point::FreeSend, &fact.key, 0);
             self.free_sends.push(record.0);
         }
     }
@@ -159,7 +163,7 @@ impl Facts {
         if let Some(fact) = self.ledger.receive_streams().get(record.0 as usize)
             && fact.key.load(Ordering::Relaxed) != 0
         {
-            store(&fact.key, 0);
+            store(Point::FreeReceive, &fact.key, 0);
             self.free_receives.push(record.0);
         }
     }
@@ -176,18 +180,22 @@ impl Facts {
         if let Some(index) = self.peers.get(&peer) {
             let record = &self.ledger.peers()[*index as usize];
             if record.incarnation.load(Ordering::Relaxed) != incarnation {
-                store(&record.incarnation, incarnation);
+                store(Point::PeerIncarnation, &record.incarnation, incarnation);
             }
             if record.floor.load(Ordering::Relaxed) != floor {
-                store(&record.floor, floor);
+                store(Point::PeerFloor, &record.floor, floor);
             }
             return Ok(());
         }
         let index = self.free_peers.pop().ok_or(TableFull)?;
         let record = &self.ledger.peers()[index as usize];
-        store(&record.incarnation, incarnation);
-        store(&record.floor, floor);
-        store(&record.key, PeerRecord::key(peer.node.0, peer.queue));
+        store(Point::PeerIncarnation, &record.incarnation, incarnation);
+        store(Point::PeerFloor, &record.floor, floor);
+        store(
+            Point::PeerKey,
+            &record.key,
+            PeerRecord::key(peer.node.0, peer.queue),
+        );
         self.peers.insert(peer, index);
         Ok(())
     }

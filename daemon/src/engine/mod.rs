@@ -15,7 +15,7 @@
 //! | `ports.rs`, `buffers.rs`, `bell.rs` | ports, receive tokens, doorbells |
 //! | `questions.rs` | messages the application is asked about first |
 //! | `host.rs` | what the transport asks for |
-//! | `commit.rs`, `ledger_facts.rs`, `restore.rs` | durable facts: their order, their tables, taking over |
+//! | `commit.rs`, `commit_point.rs`, `ledger_facts.rs`, `restore.rs` | durable facts: their order, its named points, their tables, taking over |
 //! | `control.rs` | the link to the supervisor |
 //! | `wait.rs` | waiting without work |
 //! | `sandbox.rs` | what may be asked of the kernel |
@@ -25,6 +25,7 @@ pub(crate) mod bell;
 mod briefing;
 mod buffers;
 mod commit;
+mod commit_point;
 mod control;
 pub mod counters;
 pub mod crossing;

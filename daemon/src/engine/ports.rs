@@ -25,6 +25,7 @@ use portolan_abi::token::{BadToken, SendToken, TokenRef, Untrusted};
 
 use super::buffers::Buffers;
 use super::commit;
+use super::commit_point::{Point, crash_point};
 use super::questions::Questions;
 
 /// Tokens taken from a ring of a port before the next port has its turn.
@@ -251,6 +252,7 @@ impl Port {
             self.send_cursor.take(self.client.send_ring(&self.engine));
             waiting -= 1;
         }
+        crash_point(Point::SkipAccepted);
         self.release_sends();
     }
 
@@ -312,7 +314,7 @@ impl Port {
             }
             commit::take_receive(ledger, self.number, entry.slot, entry.generation);
         }
-        commit::crash_point();
+        crash_point(Point::TakeRelease);
         self.provide_cursor.release(self.provide_ring());
         waiting
     }
@@ -347,6 +349,7 @@ impl Port {
             self.provide_cursor
                 .take(self.client.provide_ring(&self.engine));
         }
+        crash_point(Point::SkipTaken);
         self.provide_cursor.release(self.provide_ring());
     }
 
@@ -372,9 +375,14 @@ impl Port {
         // offers stay within the reserve.
         // An application that breaks the rule overwrites its own events.
         let ring = self.engine.event_ring(&self.client);
-        commit::crash_point();
+        let (staged, published) = match event.kind {
+            EventKind::Sent(_) => (Point::CompleteEvent, Point::CompleteProducer),
+            EventKind::Received => (Point::CommitEvent, Point::CommitProducer),
+            EventKind::Offered(_) => (Point::AskEvent, Point::AskProducer),
+        };
+        crash_point(staged);
         self.event_cursor.stage(ring, &event.encode());
-        commit::crash_point();
+        crash_point(published);
         self.event_cursor.publish(ring);
         self.dirty = true;
     }
@@ -457,6 +465,7 @@ impl Port {
 
     /// Tells the application that the port is in service.
     pub(super) fn open(&self) {
+        crash_point(Point::OpenState);
         self.engine
             .header()
             .state
@@ -472,6 +481,7 @@ impl Port {
 
     /// Tells the application that the port is closed, and why.
     pub(super) fn close(&self, reason: CloseReason) {
+        crash_point(Point::CloseState);
         self.engine.header().state.store(
             u64::from(state::CLOSED) | (reason as u64) << 32,
             Ordering::Release,
@@ -482,6 +492,7 @@ impl Port {
     /// Level-triggered: an engine took over.
     pub(super) fn count_recovery(&self) {
         let word = &self.engine.header().faults_recovered;
+        crash_point(Point::CountRecovery);
         word.store(
             word.load(Ordering::Relaxed).wrapping_add(1),
             Ordering::Release,

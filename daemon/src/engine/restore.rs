@@ -25,6 +25,7 @@ use portolan_transport::host::{
 use portolan_transport::ident::{NodeId, PortId, RecordId, StreamKey, serial_lt};
 
 use super::commit::{self, Accepted};
+use super::commit_point::{Point, store};
 use super::host::{EngineHost, priority, send_id};
 use super::ledger_facts::stream_of;
 use super::ports::{Port, PortParts, Sending};
@@ -76,14 +77,14 @@ fn replay(ledger: Ledger<'_>, port: &mut Port) {
         }
         index = index.wrapping_add(1);
     }
-    commit::settle(ledger, port);
+    commit::settle(Point::ReplaySettled, ledger, port);
 }
 
 fn replay_sent(ledger: Ledger<'_>, port: u16, event: &Event) {
     if let Some(fact) = ledger.sends(port).get(event.slot as usize)
         && unpair(fact.tag.load(Ordering::Acquire)).0 == event.generation
     {
-        commit::store(&fact.tag, 0);
+        store(Point::ReplayTag, &fact.tag, 0);
     }
 }
 
@@ -97,13 +98,25 @@ fn replay_received(ledger: Ledger<'_>, port: u16, event: &Event) {
         if !serial_lt(event.number, base) {
             let (base, bits) =
                 portolan_transport::host::after_commit(base, bits, event.number, false);
-            commit::commit_base(ledger, RecordId(event.record), base, bits);
+            commit::commit_base(
+                Point::ReplayBase,
+                ledger,
+                RecordId(event.record),
+                base,
+                bits,
+            );
         }
     }
     if let Some(fact) = ledger.receives(port).get(event.slot as usize)
         && fact.load(Ordering::Acquire) as u32 == event.generation
     {
-        commit::settle_slot(ledger, port, event.slot, event.generation);
+        commit::settle_slot(
+            Point::ReplaySlot,
+            ledger,
+            port,
+            event.slot,
+            event.generation,
+        );
     }
 }
 
@@ -243,7 +256,7 @@ fn restored_sends(ledger: Ledger<'_>, port: &Port, durable: &mut Durable) {
             if serial_lt(stream.next, after) {
                 stream.next = after;
                 if let Some(fact) = ledger.send_streams().get(stream.record.0 as usize) {
-                    commit::store(&fact.state, pair(stream.epoch, after));
+                    store(Point::RestoreNext, &fact.state, pair(stream.epoch, after));
                 }
             }
             stream.record

@@ -27,7 +27,7 @@ use portolan_transport::ident::{Nanos, NodeId, PortId};
 use portolan_transport::policy::Policy;
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::commit::tests::dies_at;
+use super::commit_point::dies_at;
 use super::counters::EngineCounters;
 use super::host::EngineHost;
 use super::ledger_facts::Facts;
@@ -209,7 +209,7 @@ impl<'m> World<'m> {
         match self.dies_in.take() {
             None => running.turn(now),
             Some(stores) => {
-                if !dies_at(stores, || running.turn(now)) {
+                if dies_at(stores, || running.turn(now)).is_some() {
                     self.take_over();
                 }
             }

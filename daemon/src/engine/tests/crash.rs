@@ -19,7 +19,7 @@ use portolan_transport::ident::{PortId, Priority, RecordId};
 use portolan_transport::policy::AckMode;
 
 use super::super::commit;
-use super::super::commit::tests::dies_at;
+use super::super::commit_point::dies_at;
 use super::super::host::{EngineHost, Order};
 use super::{Memory, PORT, stream};
 
@@ -329,11 +329,11 @@ fn an_engine_that_dies_between_any_two_stores_loses_and_doubles_nothing() {
     let mut point = 0;
     loop {
         let mut world = World::new();
-        if dies_at(point, || world.live()) {
+        let Some(store) = dies_at(point, || world.live()) else {
             break;
-        }
+        };
         world.live();
-        world.check(&format!("dead before store {point}"));
+        world.check(&format!("dead before {store:?}, store {point}"));
         point += 1;
     }
     assert!(point > 80, "only {point} crash points");
@@ -343,16 +343,18 @@ fn an_engine_that_dies_between_any_two_stores_loses_and_doubles_nothing() {
 fn a_successor_that_dies_while_it_restores_changes_nothing() {
     for point in 0.. {
         let mut world = World::new();
-        if dies_at(point, || world.live()) {
+        let Some(store) = dies_at(point, || world.live()) else {
             break;
-        }
+        };
         for second in 0.. {
             // As many lives as it takes: each dies one store later than the one before it.
-            if dies_at(second, || world.live()) {
+            if dies_at(second, || world.live()).is_none() {
                 break;
             }
         }
-        world.check(&format!("dead before store {point}, then once before each"));
+        world.check(&format!(
+            "dead before {store:?}, store {point}, then once before each"
+        ));
     }
 }
 
@@ -361,7 +363,7 @@ fn accepted_numbers_stay_used_across_two_deaths() {
     // Dies between the accept point and {epoch, next}; its successor completes the send and dies before it accepts another.
     for point in 0.. {
         let mut world = World::new();
-        if dies_at(point, || world.live()) {
+        if dies_at(point, || world.live()).is_none() {
             break;
         }
         let (mut host, durable) = world.memory.take_over();

@@ -11,7 +11,7 @@ use portolan_transport::host::{Host, SendStatus};
 use portolan_transport::ident::{PortId, RecordId, SendId};
 
 use super::super::commit;
-use super::super::commit::tests::dies_at;
+use super::super::commit_point::dies_at;
 use super::super::host::{EngineHost, Order};
 use super::{Memory, PORT, ledger_geometry, stream};
 
@@ -246,23 +246,23 @@ fn a_refusal_ends_the_same_way_after_a_death() {
         let Some(Order::Refuse(id)) = victim.offer_send(send_token(9, 8, 0, 1), at(0, 1)) else {
             panic!("believed")
         };
-        let alive = dies_at(point, || {
+        let died = dies_at(point, || {
             victim.host.finish_locally(id, commit::REFUSED_TOKEN)
         });
         let mut heir = Victim::of(&memory);
         if heir.host.port(PORT).sends_waiting() == 1 {
             // Not accepted yet: the entry is there again, and refused again.
             let Some(Order::Refuse(id)) = heir.host.take_order(PORT, 0) else {
-                panic!("point {point}")
+                panic!("dead before {died:?}")
             };
             heir.host.finish_locally(id, commit::REFUSED_TOKEN);
         }
         let ring = heir.engine.event_ring(&heir.client);
-        assert_eq!(ring.published(), 1, "point {point}");
+        assert_eq!(ring.published(), 1, "dead before {died:?}");
         let event = Event::decode(&ring.peek(0)).unwrap();
         assert_eq!(event.kind, EventKind::Sent(commit::REFUSED_TOKEN));
         assert_eq!((event.slot, event.generation), (0, 1));
-        if alive {
+        if died.is_none() {
             break;
         }
     }

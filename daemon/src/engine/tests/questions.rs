@@ -13,7 +13,7 @@ use portolan_transport::host::{Delivery, Durable, Host, Offer, Verdict, after_co
 use portolan_transport::ident::{BufferId, PortId, Priority, RecordId};
 
 use super::super::commit;
-use super::super::commit::tests::dies_at;
+use super::super::commit_point::dies_at;
 use super::super::host::{EngineHost, Order};
 use super::{Memory, PORT, stream};
 
@@ -318,11 +318,11 @@ fn an_engine_that_dies_between_offer_and_commit_asks_again_and_keeps_to_the_answ
     let (mut point, mut repeated) = (0, 0);
     loop {
         let mut world = World::new();
-        if dies_at(point, || world.live()) {
+        let Some(store) = dies_at(point, || world.live()) else {
             break;
-        }
+        };
         world.live();
-        world.check(&format!("dead before store {point}"), 1);
+        world.check(&format!("dead before {store:?}, store {point}"), 1);
         repeated += u32::from(world.application.asked.values().any(|asked| *asked > 1));
         point += 1;
     }
