@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::manager::{Manager, ManagerOptions};
 use crate::node::Node;
 use crate::process::{self, OnCancel};
 use crate::{cancel, control};
@@ -42,6 +43,8 @@ pub struct DaemonOptions {
     pub ready: Ready,
     /// How long to wait.
     pub within: Duration,
+    /// With a manager that keeps its descriptors and starts it again; without, it is a plain child.
+    pub manager: Option<ManagerOptions>,
 }
 
 impl Default for DaemonOptions {
@@ -51,6 +54,7 @@ impl Default for DaemonOptions {
             env: Vec::new(),
             ready: Ready::Engines,
             within: Duration::from_secs(15),
+            manager: None,
         }
     }
 }
@@ -59,10 +63,16 @@ impl Default for DaemonOptions {
 #[derive(Debug)]
 pub struct Daemon {
     node: Node,
-    child: Child,
-    program: PathBuf,
+    keeper: Keeper,
     config: PathBuf,
     detached: bool,
+}
+
+/// Who started the supervisor and reaps it.
+#[derive(Debug)]
+enum Keeper {
+    Child(Child),
+    Manager(Box<Manager>),
 }
 
 impl Daemon {
@@ -72,21 +82,27 @@ impl Daemon {
         let program = node.daemon_program()?.canonicalize()?;
         let log_path = node.log_path();
         let log = File::create(&log_path).with_context(|| log_path.display().to_string())?;
-        let child = node
-            .command(&program)
-            .arg("--config")
-            .arg(&config)
-            .envs(options.env.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .process_group(0)
-            .spawn()
-            .context("cannot start ip netns exec")?;
+        let keeper = match &options.manager {
+            Some(manager) => {
+                let manager = Manager::start(node, &program, &config, &log, &options.env, manager)?;
+                Keeper::Manager(Box::new(manager))
+            }
+            None => Keeper::Child(
+                node.command(&program)
+                    .arg("--config")
+                    .arg(&config)
+                    .envs(options.env.iter().map(|(name, value)| (name, value)))
+                    .stdin(Stdio::null())
+                    .stdout(log.try_clone()?)
+                    .stderr(log)
+                    .process_group(0)
+                    .spawn()
+                    .context("cannot start ip netns exec")?,
+            ),
+        };
         let mut daemon = Self {
             node: node.clone(),
-            child,
-            program,
+            keeper,
             config,
             detached: false,
         };
@@ -99,8 +115,17 @@ impl Daemon {
     fn wait_ready(&mut self, options: &DaemonOptions) -> Result<()> {
         let deadline = Instant::now() + options.within;
         loop {
-            if let Some(status) = self.child.try_wait()? {
-                bail!("it ended: {status}");
+            match &mut self.keeper {
+                Keeper::Child(child) => {
+                    if let Some(status) = child.try_wait()? {
+                        bail!("it ended: {status}");
+                    }
+                }
+                Keeper::Manager(manager) => {
+                    if let Some(failure) = manager.failure() {
+                        bail!("its manager gave up: {failure}");
+                    }
+                }
             }
             let not_yet = match self.look(options.ready) {
                 Ok(()) => return Ok(()),
@@ -129,9 +154,20 @@ impl Daemon {
         Ok(())
     }
 
-    /// The process id of the supervisor.
+    /// The process id of the supervisor; 0 while its manager has none.
     pub fn pid(&self) -> i32 {
-        self.child.id().cast_signed()
+        match &self.keeper {
+            Keeper::Child(child) => child.id().cast_signed(),
+            Keeper::Manager(manager) => manager.pid().unwrap_or(0),
+        }
+    }
+
+    /// Its manager; an error if it was started without ([`DaemonOptions::manager`]).
+    pub fn manager(&self) -> Result<&Manager> {
+        match &self.keeper {
+            Keeper::Manager(manager) => Ok(manager),
+            Keeper::Child(_) => bail!("{} was started without a manager", self.node.name()),
+        }
     }
 
     /// Where it listens for applications.
@@ -152,7 +188,10 @@ impl Daemon {
 
     /// Whether the supervisor still lives.
     pub fn is_running(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None))
+        match &mut self.keeper {
+            Keeper::Child(child) => matches!(child.try_wait(), Ok(None)),
+            Keeper::Manager(manager) => manager.pid().is_some(),
+        }
     }
 
     /// The daemon's own report of its state, which `portolan status --json` prints.
@@ -205,10 +244,23 @@ impl Daemon {
     /// is then killed.
     pub fn stop(mut self, within: Duration) -> Result<ExitStatus> {
         let family = process::family(self.pid());
-        kill_process(Pid::from_child(&self.child), Signal::TERM).context("SIGTERM")?;
         let deadline = Instant::now() + within;
-        let waited = process::wait_child(&mut self.child, deadline, OnCancel::Stop)?;
-        let status = waited.with_context(|| self.explain("did not stop"))?;
+        let status = match &mut self.keeper {
+            Keeper::Child(child) => {
+                kill_process(Pid::from_child(child), Signal::TERM).context("SIGTERM")?;
+                let waited = process::wait_child(child, deadline, OnCancel::Stop)?;
+                waited.with_context(|| self.explain("did not stop"))?
+            }
+            Keeper::Manager(manager) => {
+                let stopped = manager.stop(within);
+                let status = stopped.with_context(|| self.explain("did not stop"))?;
+                // Engines notice that nobody holds their links any more.
+                while !self.left(&family).is_empty() && Instant::now() < deadline {
+                    std::thread::sleep(PAUSE);
+                }
+                status
+            }
+        };
         let left = self.left(&family);
         if !left.is_empty() {
             process::kill_until_gone(|| self.left(&family), DEATH)?;
@@ -228,20 +280,26 @@ impl Daemon {
     }
 
     fn kill_all(&mut self) -> Result<()> {
-        let family = process::family(self.pid());
-        process::kill_group(&mut self.child);
+        let pid = self.pid();
+        let mut family = HashSet::new();
+        if pid != 0 {
+            family = process::family(pid);
+        }
+        match &mut self.keeper {
+            Keeper::Child(child) => process::kill_group(child),
+            Keeper::Manager(manager) => manager.abandon(),
+        }
         process::kill_until_gone(|| self.left(&family), DEATH)
     }
 
-    /// Which of `family`, and of the node's processes that run our program, still live. The supervisor's children
-    /// outlive it by design, so neither parent nor group alone is enough.
+    /// Which of `family`, and of the node's processes that run a daemon, of this build or another, still live. The
+    /// supervisor's children outlive it by design, so neither parent nor group alone is enough.
     fn left(&self, family: &HashSet<i32>) -> HashSet<i32> {
         let live: HashSet<i32> = process::table().iter().map(|e| e.pid).collect();
         let ours = |pid: &i32| {
             fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| {
-                let exe = exe.to_string_lossy();
-                // The file may have been rebuilt meanwhile.
-                exe.trim_end_matches(" (deleted)") == self.program.to_string_lossy()
+                exe.file_name()
+                    .is_some_and(|name| name.to_string_lossy().starts_with("portoland"))
             })
         };
         let mut left: HashSet<i32> = family.intersection(&live).copied().collect();
