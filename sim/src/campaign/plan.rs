@@ -401,7 +401,7 @@ fn weather(rng: &mut Rng) -> Impairment {
     }
     if rng.chance(450) {
         weather.late_ppm = *rng.pick(&[5_000, 50_000, 300_000]);
-        weather.late_by_ns = *rng.pick(&[20 * US, 300 * US, 5 * MS]);
+        weather.late_by_ns = *rng.pick(&[20 * US, 300 * US, 5 * MS, 100 * MS]);
     }
     if rng.chance(150) {
         weather.delay_ns = rng.below(200 * US);

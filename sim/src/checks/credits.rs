@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use portolan_transport::ident::{NodeId, Peer, serial_lt};
-use portolan_transport::wire::Chunk;
+use portolan_transport::wire::{Chunk, FrameHeader};
 
 use super::{Check, FrameSeen, Verdict};
 use crate::harness::book::Message;
@@ -23,6 +23,37 @@ struct Association {
     theirs: (u32, Option<u32>),
 }
 
+/// What the checker keeps of an incarnation until its peer speaks to it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Other {
+    incarnation: u32,
+    /// The highest `sent_buffers`.
+    sent: Option<u32>,
+    called_back: bool,
+}
+
+impl Other {
+    fn hear(&mut self, header: &FrameHeader) {
+        if self.incarnation != header.src_incarnation {
+            *self = Self {
+                incarnation: header.src_incarnation,
+                ..Self::default()
+            };
+        }
+        self.sent = later(self.sent, header.sent_buffers);
+        self.called_back |= header.return_credit;
+    }
+}
+
+/// The later of two counts.
+fn later(before: Option<u32>, now: u32) -> Option<u32> {
+    Some(
+        before
+            .filter(|before| !serial_lt(*before, now))
+            .unwrap_or(now),
+    )
+}
+
 /// What one engine sent to one peer.
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
@@ -33,10 +64,12 @@ struct Account {
     limit: u32,
     /// The highest `sent_buffers` of the peer's that arrived here.
     seen: Option<u32>,
-    /// The highest one in a handshake, which may or may not have counted.
+    /// The highest one in a frame that may or may not have counted: a handshake, or one of an engine that has a successor.
     heard: Option<u32>,
     /// The peer wants back what is left, which is then counted as sent.
     called_back: bool,
+    /// What an incarnation said that is not believed yet, or not any more.
+    other: Other,
     /// Names the newest frame.
     newest: u32,
     /// It arrived.
@@ -115,6 +148,11 @@ impl Check for Credits {
         (account.newest, account.arrived, account.informed) = (seen.id, false, informed);
         let ours = (header.src_incarnation, header.engine_epoch);
         if account.association.ours != ours {
+            // A new engine may have heard of the peer before it says its first word, which is when we hear of the engine.
+            let heard = match (account.seen, account.heard) {
+                (Some(seen), heard) => later(heard, seen),
+                (None, heard) => heard,
+            };
             *account = Account {
                 association: Association {
                     ours,
@@ -123,6 +161,7 @@ impl Check for Credits {
                 sent: header.sent_buffers,
                 limit: header.sent_buffers.wrapping_add(eager.max(own)),
                 newest: seen.id,
+                heard: heard.filter(|_| account.association.ours.0 == ours.0),
                 ..Account::default()
             };
             return Ok(());
@@ -131,6 +170,10 @@ impl Check for Credits {
             account.association.theirs = (header.dst_incarnation, None);
             account.limit = account.sent.wrapping_add(eager.max(own));
             (account.seen, account.heard) = (None, None);
+            if account.other.incarnation == header.dst_incarnation {
+                account.called_back |= account.other.called_back;
+                account.heard = account.other.sent;
+            }
         }
         let charged = is_charged(seen);
         let buffers = if charged {
@@ -194,30 +237,32 @@ impl Check for Credits {
         }
         let for_us = [0, account.association.ours.0].contains(&header.dst_incarnation);
         if !for_us || theirs.0 != account.association.theirs.0 {
-            return Ok(()); // of or for somebody who is gone
+            account.other.hear(header);
+            return Ok(()); // of or for somebody who is gone, or not known yet
         }
         let known = account.association.theirs.1;
-        if known.is_some_and(|known| serial_lt(header.engine_epoch, known)) {
-            return Ok(()); // of an engine that has a successor
-        }
+        let succeeded = known.is_some_and(|known| serial_lt(header.engine_epoch, known));
+        // A handshake is judged before the rest of its header is believed, perhaps instead. Until an incarnation is known by its
+        // HELLO-ACK nothing else is believed, so that may be one which an engine wrote that has a successor.
+        let believed = !only(seen, is_handshake) && !succeeded;
         if theirs.1 != known {
-            account.association.theirs = theirs;
-            account.limit = account.sent.wrapping_add(eager);
+            let anew = account.sent.wrapping_add(eager);
+            if believed {
+                (account.association.theirs, account.limit) = (theirs, anew);
+            } else if serial_lt(account.limit, anew) {
+                account.limit = anew;
+            }
         }
-        if serial_lt(account.limit, header.credit_limit) {
+        if serial_lt(account.limit, header.credit_limit) && !succeeded {
             account.limit = header.credit_limit;
         }
         account.called_back |= header.return_credit;
-        // A handshake is judged before the rest of its header is believed, perhaps instead.
-        let believed = !only(seen, is_handshake);
         let place = if believed {
             &mut account.seen
         } else {
             &mut account.heard
         };
-        if place.is_none_or(|before| serial_lt(before, header.sent_buffers)) {
-            *place = Some(header.sent_buffers);
-        }
+        *place = later(*place, header.sent_buffers);
         Ok(())
     }
 
