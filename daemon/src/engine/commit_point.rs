@@ -14,6 +14,12 @@ macro_rules! points {
         /// Where an engine can die: just before this store.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Point { $($(#[doc = $what])+ $name,)+ }
+
+        impl Point {
+            /// All of them.
+            #[cfg(test)]
+            pub(super) const ALL: &[Self] = &[$(Self::$name),+];
+        }
     };
 }
 
@@ -117,6 +123,8 @@ points! {
 #[cfg(not(any(test, fuzzing)))]
 #[inline(always)]
 pub(super) fn crash_point(_: Point) {}
+#[cfg(test)]
+pub(super) use armed::life;
 #[cfg(any(test, fuzzing))]
 pub(super) use armed::{crash_point, dies_at};
 

@@ -27,6 +27,8 @@ mod buffers;
 mod commit;
 mod commit_point;
 mod control;
+#[cfg(any(test, feature = "conversation"))]
+pub mod conversation;
 pub mod counters;
 pub mod crossing;
 mod encap;

@@ -3,6 +3,7 @@
 mod crash;
 mod hostile;
 mod questions;
+mod stops;
 
 use std::os::fd::{AsFd, OwnedFd};
 
