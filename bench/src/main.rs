@@ -1,5 +1,6 @@
 //! `portolan-bench`: measurements on the real path, in laboratories. `cargo xtask` builds and runs it.
 
+mod faults;
 mod profiles;
 
 use std::process::ExitCode;
@@ -13,12 +14,15 @@ use portolan_testbed::cancel;
 enum Arguments {
     /// Goodput and latency of every profile at several losses, over an impaired wire
     Profiles(profiles::Options),
+    /// Engines hurt in every way under load; what was promised is checked
+    Faults(faults::Options),
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let done = listen_for_signals().and_then(|()| match arguments {
         Arguments::Profiles(options) => profiles::run(&options),
+        Arguments::Faults(options) => faults::run(&options),
     });
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -38,6 +38,7 @@ mod lab;
 pub mod manager;
 mod namespace;
 mod node;
+pub mod pattern;
 pub mod process;
 mod run_dir;
 pub mod wire;

@@ -10,6 +10,7 @@ mod build;
 mod ci;
 mod coverage;
 mod demo;
+mod faults;
 mod fuzz;
 mod lab;
 mod profiles;
@@ -50,6 +51,12 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Engines killed, hung, stopped, blocked and damaged under load, and what was promised checked
+    Faults {
+        /// Arguments of `portolan-bench faults`; `--help` lists them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Which lines of the transport its tests run; fails below 95 %
     Coverage(coverage::Options),
     /// Hostile input for everything that reads what others wrote
@@ -85,6 +92,7 @@ fn run(task: Task) -> Result<()> {
         Task::Tidy => tidy::run(),
         Task::Sim(options) => sim::run(&options),
         Task::Profiles { arguments } => profiles::run(&arguments),
+        Task::Faults { arguments } => faults::run(&arguments),
         Task::Coverage(options) => coverage::run(&options),
         Task::Fuzz(options) => fuzz::run(&options),
         Task::Lab { task } => lab::run(task),

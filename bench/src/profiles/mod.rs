@@ -7,7 +7,7 @@
 //! A machine's noise is larger than many differences here, so the profiles take turns, in another order each round, and what is
 //! reported is the median of the rounds. All profiles have the same adaptive timer unless `--set` says otherwise.
 
-mod load;
+pub mod load;
 mod report;
 
 use std::path::PathBuf;

@@ -6,7 +6,6 @@ pub mod books;
 pub mod exchange;
 pub mod letter;
 pub mod packet_socket;
-pub mod pattern;
 pub mod proc;
 pub mod talker;
 pub mod worker;
@@ -14,6 +13,7 @@ pub mod worker;
 use std::time::{Duration, Instant};
 
 use portolan::{Node, Port, PortOptions};
+pub use portolan_testbed::pattern;
 use portolan_testbed::{Builder, Daemon, Lab};
 
 /// Bound on one step of a test that should take far less.

@@ -13,6 +13,7 @@ fn word(seed: u64, index: usize) -> [u8; 8] {
     mix(seed.wrapping_add((index as u64).wrapping_mul(GOLDEN))).to_le_bytes()
 }
 
+/// Fills `bytes` with what follows from `seed`.
 pub fn fill(bytes: &mut [u8], seed: u64) {
     for (index, chunk) in bytes.chunks_mut(8).enumerate() {
         chunk.copy_from_slice(&word(seed, index)[..chunk.len()]);
@@ -28,12 +29,17 @@ pub fn first_wrong(bytes: &[u8], seed: u64) -> Option<usize> {
         .map(|(index, _)| index * 8)
 }
 
-#[test]
-fn a_flipped_bit_is_found() {
-    let mut bytes = vec![0; 1003];
-    fill(&mut bytes, 7);
-    assert_eq!(first_wrong(&bytes, 7), None);
-    assert_eq!(first_wrong(&bytes, 8), Some(0));
-    bytes[1002] ^= 1;
-    assert_eq!(first_wrong(&bytes, 7), Some(1000));
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flipped_bit_is_found() {
+        let mut bytes = vec![0; 1003];
+        fill(&mut bytes, 7);
+        assert_eq!(first_wrong(&bytes, 7), None);
+        assert_eq!(first_wrong(&bytes, 8), Some(0));
+        bytes[1002] ^= 1;
+        assert_eq!(first_wrong(&bytes, 7), Some(1000));
+    }
 }

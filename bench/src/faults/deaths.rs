@@ -1,0 +1,161 @@
+//! Faults that end an engine, one after the other under load: each must be noticed, somebody else must serve, and every port must
+//! receive again. Then everything that was sent must have come, once, in order, unchanged.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use portolan_testbed::cancel;
+
+use super::clock::{now_ns, ns, sleep_until};
+use super::fault::Fault;
+use super::outcome::Outcome;
+use super::progress::Progress;
+use super::random::Random;
+use super::scene::{NODES, Scene, Setting};
+use super::victim::Engine;
+
+/// Bound on an engine with its standby to be there.
+const READY: Duration = Duration::from_secs(10);
+/// Bound on a recovery: ten thousand times what it should take.
+const RECOVERED: Duration = Duration::from_secs(10);
+/// How long deliveries are watched after the successor is ready, and before the fault.
+const AROUND: Duration = Duration::from_millis(50);
+/// Faults come at any moment: up to this much later.
+const JITTER: Duration = Duration::from_millis(10);
+/// How long the nodes get to know each other.
+const WARM_UP: Duration = Duration::from_millis(500);
+/// So many worlds may break before a campaign gives up.
+const WORLDS: u32 = 4;
+
+/// A campaign of faults that end engines.
+pub struct Deaths<'a> {
+    pub kind: &'a str,
+    /// Taken in turns.
+    pub faults: &'a [Fault],
+    pub count: u64,
+    pub setting: &'a Setting,
+}
+
+impl Deaths<'_> {
+    /// Runs it.
+    ///
+    /// # Errors
+    /// Interrupted, or no world could be made; whatever the faults do is in the outcome.
+    pub fn run(&self, progress: &mut Progress) -> Result<Outcome> {
+        let mut outcome = Outcome::new(self.kind)?;
+        let mut random = Random::new(self.setting.seed);
+        let mut broken = 0;
+        while outcome.injected < self.count && broken < WORLDS {
+            let mut scene = Scene::start(self.setting)?;
+            let before = recoveries(&scene)?;
+            let injected_before = outcome.injected;
+            let survived = self.hurt(&scene, &mut outcome, &mut random, progress);
+            let after = recoveries(&scene);
+            if cancel::requested() {
+                return Err(anyhow::anyhow!("interrupted"));
+            }
+            if let Err(error) = &survived {
+                broken += 1;
+                outcome.note(format!("fault {}: {error:#}", outcome.injected));
+            }
+            if let Ok(after) = after {
+                let expected = before + outcome.injected - injected_before;
+                outcome.false_alarms += after.saturating_sub(expected);
+            }
+            outcome.median_gap_ns = scene.steady()?.log.median_ns();
+            outcome.tally.merge(scene.settle()?);
+        }
+        Ok(outcome)
+    }
+
+    /// Fault after fault in one world, until all are injected or the world is broken.
+    fn hurt(
+        &self,
+        scene: &Scene,
+        outcome: &mut Outcome,
+        random: &mut Random,
+        progress: &mut Progress,
+    ) -> Result<()> {
+        warm_up(scene)?;
+        while outcome.injected < self.count {
+            let node = NODES[random.below(2) as usize];
+            let index = outcome.injected as usize % self.faults.len().max(1);
+            let Some(fault) = self.faults.get(index) else {
+                return Ok(());
+            };
+            one(scene, node, *fault, outcome, random)?;
+            progress.step();
+        }
+        Ok(())
+    }
+}
+
+/// Everybody has received something.
+pub fn warm_up(scene: &Scene) -> Result<()> {
+    let nothing = vec![0; scene.received().len()];
+    let silent = scene.wait_all_go_on(&nothing, READY);
+    scene.check()?;
+    if let Err(silent) = silent {
+        anyhow::bail!("no traffic at {}", silent.join(", "));
+    }
+    sleep_until(now_ns() + ns(WARM_UP));
+    Ok(())
+}
+
+/// Recoveries of both engines so far.
+pub fn recoveries(scene: &Scene) -> Result<u64> {
+    NODES
+        .iter()
+        .map(|node| Ok(scene.engine(*node)?.recoveries()))
+        .sum()
+}
+
+/// One fault and what becomes of it.
+pub fn one(
+    scene: &Scene,
+    node: u16,
+    fault: Fault,
+    outcome: &mut Outcome,
+    random: &mut Random,
+) -> Result<()> {
+    let log = &scene.steady()?.log;
+    let daemon = scene.daemon(node)?;
+    Engine::wait_ready(daemon, READY)?;
+    let quiet_from = now_ns();
+    sleep_until(quiet_from + ns(AROUND) + ns(random.span(JITTER)));
+    scene.check()?;
+    let engine = Engine::wait_ready(daemon, READY)?;
+    let Some(pid) = engine.pid else {
+        anyhow::bail!("an engine without a process");
+    };
+    let median = log.median_ns();
+    let noise = log.longest_ns(quiet_from, now_ns());
+    let injected = fault.inject(pid, &daemon.socket())?;
+    outcome.injected += 1;
+    outcome.noise.record(noise.saturating_sub(median).max(1));
+    let recovered = engine.wait_recovered(daemon, RECOVERED)?;
+    outcome.recovered_from(injected.at_ns, &recovered);
+    let silent = scene.wait_all_go_on(&scene.received(), RECOVERED);
+    scene.check()?;
+    if let Err(silent) = silent {
+        anyhow::bail!("silent after the recovery: {}", silent.join(", "));
+    }
+    outcome.recovered += 1;
+    let over = recovered.ready_at_ns.max(injected.at_ns) + ns(AROUND);
+    sleep_until(over);
+    let outage = log.longest_ns(injected.at_ns, over);
+    outcome.outage.record(outage.saturating_sub(median).max(1));
+    log.forget_before(injected.at_ns);
+    Ok(())
+}
+
+/// How long a campaign may be expected to take, per fault: watching before and after, a standby made, traffic again.
+pub const EXPECTED_S: f64 = 0.16;
+
+/// A clock for a campaign.
+pub fn timed(work: impl FnOnce() -> Result<Outcome>) -> Result<Outcome> {
+    let began = Instant::now();
+    let mut outcome = work()?;
+    outcome.took_s = began.elapsed().as_secs_f64();
+    Ok(outcome)
+}
