@@ -31,10 +31,16 @@ pub(crate) struct Memory {
     engine: ManuallyDrop<EngineHalf>,
     guard: ForkGuard,
     free: Mutex<FreeList>,
+    /// Bytes behind every buffer that the application does not see.
+    tail: u16,
 }
 
 impl Memory {
-    pub(crate) fn new(client: ClientHalf, engine: EngineHalf) -> rustix::io::Result<Self> {
+    pub(crate) fn new(
+        client: ClientHalf,
+        engine: EngineHalf,
+        tail: u16,
+    ) -> rustix::io::Result<Self> {
         let geometry = client.geometry();
         do_not_inherit(client.header(), geometry.client_half_bytes())?;
         do_not_inherit(engine.header(), geometry.engine_half_bytes())?;
@@ -44,6 +50,7 @@ impl Memory {
             engine: ManuallyDrop::new(engine),
             guard: ForkGuard::new()?,
             free: Mutex::new(FreeList::new(geometry.arena_bytes, tokens + 64)),
+            tail,
         })
     }
 
@@ -77,14 +84,31 @@ impl Memory {
     }
 
     pub(crate) fn allocate(self: &Arc<Self>, len: usize) -> Result<Buffer, ArenaFull> {
-        let Ok(short) = u32::try_from(len) else {
+        let tail = usize::from(self.tail);
+        let (Ok(short), Some(Ok(whole))) =
+            (u32::try_from(len), len.checked_add(tail).map(u32::try_from))
+        else {
             return Err(self.free().full(len));
         };
+        let offset = self.free().take(whole)?;
+        Ok(Buffer {
+            memory: Arc::clone(self),
+            offset,
+            len: short,
+            tail: self.tail,
+            abandoned: false,
+        })
+    }
+
+    /// Without room behind it.
+    pub(crate) fn allocate_bare(self: &Arc<Self>, len: usize) -> Result<Buffer, ArenaFull> {
+        let short = u32::try_from(len).map_err(|_| self.free().full(len))?;
         let offset = self.free().take(short)?;
         Ok(Buffer {
             memory: Arc::clone(self),
             offset,
             len: short,
+            tail: 0,
             abandoned: false,
         })
     }
@@ -109,6 +133,8 @@ pub struct Buffer {
     memory: Arc<Memory>,
     offset: u64,
     len: u32,
+    /// Bytes behind `len` that are the library's.
+    tail: u16,
     abandoned: bool,
 }
 
@@ -122,8 +148,24 @@ impl Buffer {
         self.offset
     }
 
+    /// Bytes an engine may put into it.
     pub(crate) fn token_len(&self) -> u32 {
-        self.len
+        // Cannot overflow: allocated as one.
+        self.len + u32::from(self.tail)
+    }
+
+    /// Its first `len` bytes, those behind what the application sees included.
+    pub(crate) fn whole(&self, len: usize) -> &[u8] {
+        let len = len.min(self.token_len() as usize);
+        // SAFETY: as for `deref`; the tail was allocated with the rest.
+        unsafe { std::slice::from_raw_parts(self.first(), len) }
+    }
+
+    /// As [`Self::whole`].
+    pub(crate) fn whole_mut(&mut self, len: usize) -> &mut [u8] {
+        let len = len.min(self.token_len() as usize);
+        // SAFETY: as above, and borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.first(), len) }
     }
 
     pub(crate) fn belongs_to(&self, memory: &Arc<Memory>) -> bool {
@@ -161,7 +203,7 @@ impl DerefMut for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if !self.abandoned && !self.memory.forked() {
-            self.memory.free().give(self.offset, self.len);
+            self.memory.free().give(self.offset, self.token_len());
         }
     }
 }

@@ -4,6 +4,7 @@ use std::ops::{Deref, DerefMut};
 
 use crate::alarm::AlarmId;
 use crate::arena::Buffer;
+use crate::integrity::IntegrityReport;
 use crate::names::{Address, Priority};
 use crate::offer::Offer;
 use crate::status::Status;
@@ -24,6 +25,8 @@ pub enum Event {
     /// An engine took over after a fault, this many times so far. Nothing is lost and nothing needs to be done; only delivered
     /// if [`crate::PortOptions::report_faults`] asks for it.
     FaultRecovered(u32),
+    /// Messages are not as they should be; only with [`crate::PortOptions::integrity`].
+    Integrity(IntegrityReport),
 }
 
 /// A message in the buffer it was received into. Dereferences to its bytes.
@@ -35,6 +38,7 @@ pub struct Message {
     pub(crate) from: Address,
     pub(crate) priority: Priority,
     pub(crate) tag: u64,
+    pub(crate) verified: bool,
 }
 
 impl Message {
@@ -51,6 +55,12 @@ impl Message {
     /// What the sender put beside the bytes.
     pub fn tag(&self) -> u64 {
         self.tag
+    }
+
+    /// Is every byte as it was sent, says the sender's seal? Always with [`crate::PortOptions::integrity`], but for messages that this
+    /// port shortened, which come without their seal; never without it.
+    pub fn is_verified(&self) -> bool {
+        self.verified
     }
 
     /// Bytes the sender sent: more than were received if this port shortened the message ([`crate::Port::shorten`]).

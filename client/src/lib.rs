@@ -17,6 +17,7 @@
 //! | say when a delivery is acknowledged | [`SendOptions::ack`] |
 //! | wait with epoll | [`Port::event_fd`], [`Port::prepare_wait`] |
 //! | go on after a failed send | [`Port::resume_sending`], [`Port::drop_sends`] |
+//! | be sure in spite of a wrong engine | [`PortOptions::integrity`], [`Event::Integrity`], [`Port::confirm`] |
 //! | keep time | [`SendOptions::timeout`], [`Port::set_alarm`], [`Wait`] |
 //!
 //! Messages from one port to another at one priority arrive in the order sent. Every send ends with a definite [`Status`]:
@@ -64,6 +65,7 @@ mod control;
 mod error;
 mod event;
 mod free_list;
+mod integrity;
 mod names;
 mod node;
 mod offer;
@@ -78,6 +80,7 @@ pub use alarm::{AlarmId, MAX_ALARMS};
 pub use arena::Buffer;
 pub use error::{ArenaFull, NodeError, PortError, Refused, SendError, TooManyAlarms};
 pub use event::{Event, Message, SendHandle, Sent};
+pub use integrity::{Fault, Integrity, IntegrityReport};
 pub use names::{AckMode, Address, NodeId, PortId, Priority};
 pub use node::{Node, PortOptions, Report};
 pub use offer::{Offer, Verdict};

@@ -14,6 +14,8 @@ use std::sync::atomic::Ordering;
 use crate::arena::Memory;
 use crate::control::Connection;
 use crate::error::NodeError;
+use crate::free_list::ALIGN;
+use crate::integrity::{Integrity, NOTES, SEAL};
 use crate::names::{NodeId, PortId};
 use crate::port::{Opened, Port};
 use crate::wait::Wait;
@@ -52,6 +54,9 @@ pub struct PortOptions {
     pub report_faults: bool,
     /// Ask before messages of at least so many bytes are taken ([`crate::Event::Offered`]); `Some(0)`: before every message.
     pub ask_first: Option<usize>,
+    /// Check everything end to end, past engines that may be wrong ([`crate::Event::Integrity`]). Both ends of every stream must have it.
+    /// Each message grows by 32 bytes, the arena by as much for each token, to 64 bytes; 8 send and 8 receive tokens are the library's.
+    pub integrity: Option<Integrity>,
 }
 
 impl Default for PortOptions {
@@ -64,6 +69,7 @@ impl Default for PortOptions {
             wait: Wait::default(),
             report_faults: false,
             ask_first: None,
+            integrity: None,
         }
     }
 }
@@ -85,18 +91,42 @@ impl PortOptions {
         }
     }
 
+    /// With end-to-end integrity.
+    pub fn integrity(self) -> Self {
+        Self {
+            integrity: Some(Integrity::default()),
+            ..self
+        }
+    }
+
+    /// Bytes behind each buffer.
+    pub(crate) fn tail(&self) -> u16 {
+        if self.integrity.is_some() {
+            SEAL as u16
+        } else {
+            0
+        }
+    }
+
+    /// Tokens of each kind that are the library's.
+    pub(crate) fn notes(&self) -> u32 {
+        if self.integrity.is_some() { NOTES } else { 0 }
+    }
+
     fn geometry(&self) -> Result<PortGeometry, NodeError> {
         let bad = |what: String| Err(NodeError::BadOptions(what));
-        let most = MAX_SEND_TOKENS - COMMAND_SLOTS;
+        let notes = self.notes();
+        let most = MAX_SEND_TOKENS - COMMAND_SLOTS - notes;
         if self.send_tokens == 0 || self.send_tokens > most {
             return bad(format!(
                 "send_tokens is {}, not 1 to {most}",
                 self.send_tokens
             ));
         }
-        if self.receive_tokens == 0 || self.receive_tokens > MAX_RECEIVE_TOKENS {
+        let most = MAX_RECEIVE_TOKENS - notes;
+        if self.receive_tokens == 0 || self.receive_tokens > most {
             return bad(format!(
-                "receive_tokens is {}, not 1 to {MAX_RECEIVE_TOKENS}",
+                "receive_tokens is {}, not 1 to {most}",
                 self.receive_tokens
             ));
         }
@@ -106,16 +136,25 @@ impl PortOptions {
                 self.arena_bytes
             ));
         }
-        let kept = match self.ask_first {
-            Some(_) => COMMAND_SLOTS + ANSWER_SLOTS,
-            None => COMMAND_SLOTS,
+        let kept = notes
+            + match self.ask_first {
+                Some(_) => COMMAND_SLOTS + ANSWER_SLOTS,
+                None => COMMAND_SLOTS,
+            };
+        let send_tokens = (self.send_tokens + kept)
+            .next_power_of_two()
+            .min(MAX_SEND_TOKENS);
+        let receive_tokens = (self.receive_tokens + notes).next_power_of_two();
+        let seals = match self.integrity {
+            Some(_) => u64::from(send_tokens + receive_tokens) * ALIGN,
+            None => 0,
         };
         Ok(PortGeometry {
-            send_tokens: (self.send_tokens + kept)
-                .next_power_of_two()
-                .min(MAX_SEND_TOKENS),
-            receive_tokens: self.receive_tokens.next_power_of_two(),
-            arena_bytes: self.arena_bytes.next_multiple_of(PAGE as u64),
+            send_tokens,
+            receive_tokens,
+            arena_bytes: (self.arena_bytes + seals)
+                .next_multiple_of(PAGE as u64)
+                .min(MAX_ARENA_BYTES),
         })
     }
 }
@@ -268,9 +307,13 @@ impl Node {
                 })
                 .map_err(|e| NodeError::system("prepare a doorbell", e))?;
         }
-        let memory = Memory::new(client, engine)
+        let integrity_id = match options.integrity {
+            Some(_) => random()?,
+            None => 0,
+        };
+        let memory = Memory::new(client, engine, options.tail())
             .map_err(|e| NodeError::system("keep the port's memory out of forked children", e))?;
-        Ok(Port::new(
+        let mut port = Port::new(
             Opened {
                 memory,
                 connection,
@@ -279,9 +322,14 @@ impl Node {
                 node: NodeId(node),
                 port: PortId(port),
                 default_timeout: self.default_timeout,
+                integrity_id,
             },
             &options,
-        ))
+        );
+        if options.integrity.is_some() && port.provide_for_notes().is_none() {
+            return Err(NodeError::BadOptions("the arena has no room".into()));
+        }
+        Ok(port)
     }
 
     /// One request on the shared connection. After a failure the next request connects anew, so that an answer that comes too late is
@@ -301,6 +349,15 @@ impl Node {
         }
         Ok(answer?.0)
     }
+}
+
+/// A number that no other port has.
+fn random() -> Result<u64, NodeError> {
+    let mut bytes = [0; 8];
+    let flags = rustix::rand::GetRandomFlags::empty();
+    rustix::rand::getrandom(&mut bytes, flags)
+        .map_err(|e| NodeError::system("draw a random number", e))?;
+    Ok(u64::from_le_bytes(bytes))
 }
 
 pub(crate) fn unexpected(request: &str, response: &Response) -> NodeError {

@@ -11,6 +11,7 @@ use portolan_abi::token::{AnswerToken, Verdict as Wanted};
 
 use crate::error::SendError;
 use crate::event::Event;
+use crate::integrity::SEAL;
 use crate::names::{Address, NodeId, PortId, Priority};
 use crate::port::Port;
 use crate::tokens::Use;
@@ -127,6 +128,26 @@ impl OfferBook {
         self.known.push((name, verdict));
     }
 
+    /// Was this message's beginning asked for, and no more? With integrity.
+    pub(crate) fn shortened(&self, entry: &Entry) -> bool {
+        self.known.iter().any(|(name, verdict)| {
+            let from = (name.from.node.0, name.from.port.0);
+            let stream = (from, name.priority.code(), name.epoch, name.number);
+            let wanted = match verdict {
+                Some(Verdict::Shorten(bytes)) => bytes.saturating_add(SEAL),
+                _ => return false,
+            };
+            stream
+                == (
+                    (entry.node, entry.port),
+                    entry.priority,
+                    entry.epoch,
+                    entry.number,
+                )
+                && entry.len as usize == wanted
+        })
+    }
+
     /// A message came: what was said of it, and of those long before it, is over.
     pub(crate) fn received(&mut self, entry: &Entry) {
         self.known.retain(|(name, _)| {
@@ -140,10 +161,14 @@ impl OfferBook {
     }
 }
 
-fn answer_token(name: &Name, verdict: Verdict) -> AnswerToken {
+fn answer_token(name: &Name, verdict: Verdict, seal: u32) -> AnswerToken {
     let (verdict, len) = match verdict {
         Verdict::Accept => (Wanted::Accept, 0),
-        Verdict::Shorten(bytes) => (Wanted::Shorten, u32::try_from(bytes).unwrap_or(u32::MAX)),
+        Verdict::Shorten(bytes) => {
+            // Its buffer has room for a seal: with it a message that has no more bytes comes whole.
+            let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+            (Wanted::Shorten, bytes.saturating_add(seal))
+        }
         Verdict::Refuse => (Wanted::Refuse, 0),
     };
     AnswerToken {
@@ -189,9 +214,19 @@ impl Port {
         Ok(())
     }
 
+    /// Bytes behind every message.
+    fn seal_bytes(&self) -> u32 {
+        if self.integrity.is_some() {
+            SEAL as u32
+        } else {
+            0
+        }
+    }
+
     fn decide(&mut self, name: Name, verdict: Verdict) {
         self.offers.remember(name, Some(verdict));
-        self.offers.waiting.push_back(answer_token(&name, verdict));
+        let token = answer_token(&name, verdict, self.seal_bytes());
+        self.offers.waiting.push_back(token);
         self.send_answers();
     }
 
@@ -215,6 +250,7 @@ impl Port {
             self.anomalies += 1;
             return None;
         };
+        let total = entry.total.saturating_sub(self.seal_bytes());
         let offer = Offer {
             name: Name {
                 from,
@@ -223,10 +259,10 @@ impl Port {
                 epoch: entry.epoch,
                 number: entry.number,
             },
-            total: entry.total,
+            total,
             tag: entry.tag,
             first: offered.first,
-            shown: entry.len,
+            shown: entry.len.min(total),
             to: self.address(),
         };
         match self.offers.asked(offer.name) {

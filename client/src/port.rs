@@ -22,6 +22,7 @@ use crate::arena::{Buffer, Memory};
 use crate::control::Connection;
 use crate::error::{ArenaFull, NodeError, PortError, Refused, SendError, TooManyAlarms};
 use crate::event::{Event, Message, SendHandle};
+use crate::integrity::{self, SEAL};
 use crate::names::{AckMode, Address, NodeId, PortId, Priority};
 use crate::node::{PortOptions, unexpected};
 use crate::offer::{OfferBook, OfferHandler};
@@ -83,11 +84,21 @@ pub struct Port {
     pub(crate) handler: Option<Handler>,
     pub(crate) offers: OfferBook,
     pub(crate) offer_handler: Option<OfferHandler>,
+    /// End-to-end integrity, if it was asked for.
+    pub(crate) integrity: Option<Box<integrity::Book>>,
     not_sync: PhantomData<Cell<()>>,
 }
 
 /// Called for each message by [`Port::dispatch`].
 pub(crate) type Handler = Box<dyn FnMut(&mut Port, Message) + Send>;
+
+/// Where a message goes: slot and, with integrity, stream are chosen.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    to: Address,
+    slot: TokenRef,
+    stream: u32,
+}
 
 /// From open to over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +120,8 @@ pub(crate) struct Opened {
     pub(crate) node: NodeId,
     pub(crate) port: PortId,
     pub(crate) default_timeout: Duration,
+    /// A random number, if integrity was asked for.
+    pub(crate) integrity_id: u64,
 }
 
 impl Port {
@@ -123,8 +136,24 @@ impl Port {
         if let Some(least) = options.ask_first {
             // Before the first buffer is provided, so that no message is taken unasked.
             let word = &opened.memory.client().header().ask_first;
-            word.store((least as u64).saturating_add(1), Ordering::Relaxed);
+            let least = (least as u64).saturating_add(options.tail().into());
+            word.store(least.saturating_add(1), Ordering::Relaxed);
         }
+        let notes = options.notes();
+        let integrity = options.integrity.map(|wanted| {
+            let own = Address {
+                node: opened.node,
+                port: opened.port,
+            };
+            let timeout = u64::try_from(opened.default_timeout.as_nanos()).unwrap_or(u64::MAX);
+            Box::new(integrity::Book::new(
+                own,
+                opened.integrity_id,
+                wanted,
+                geometry.send_tokens,
+                timeout,
+            ))
+        });
         Self {
             memory: Arc::new(opened.memory),
             connection: opened.connection,
@@ -138,8 +167,8 @@ impl Port {
             sends: ProducerCursor::new(0),
             provides: ProducerCursor::new(0),
             received: ConsumerCursor::new(0),
-            send_book: SendBook::new(geometry.send_tokens, options.send_tokens),
-            receive_book: ReceiveBook::new(geometry.receive_tokens),
+            send_book: SendBook::new(geometry.send_tokens, options.send_tokens, notes),
+            receive_book: ReceiveBook::new(geometry.receive_tokens, notes),
             backlog: VecDeque::with_capacity(geometry.event_capacity() as usize),
             alarms: Alarms::new(),
             life: Life::Open,
@@ -149,6 +178,7 @@ impl Port {
             handler: None,
             offers: OfferBook::default(),
             offer_handler: None,
+            integrity,
             not_sync: PhantomData,
         }
     }
@@ -227,8 +257,8 @@ impl Port {
         len: usize,
         options: SendOptions,
     ) -> Result<SendHandle, Refused> {
-        match self.check_send(to.into(), &buffer, len) {
-            Ok((to, len, slot)) => Ok(self.push_send(slot, to, len, Some(buffer), &[], options)),
+        match self.check_send(to.into(), options.priority, &buffer, len) {
+            Ok(way) => Ok(self.push_send(way, len as u32, Some(buffer), &[], options)),
             Err(error) => Err(Refused { error, buffer }),
         }
     }
@@ -236,9 +266,10 @@ impl Port {
     fn check_send(
         &mut self,
         to: Address,
+        priority: Priority,
         buffer: &Buffer,
         len: usize,
-    ) -> Result<(Address, u32, TokenRef), SendError> {
+    ) -> Result<Way, SendError> {
         self.usable()?;
         if !buffer.belongs_to(&self.memory) {
             return Err(SendError::ForeignBuffer);
@@ -249,18 +280,22 @@ impl Port {
                 buffer: buffer.len(),
             });
         }
-        let slot = self.send_slot(to)?;
-        Ok((to, len as u32, slot))
+        self.way(to, priority)
     }
 
-    fn send_slot(&mut self, to: Address) -> Result<TokenRef, SendError> {
+    fn way(&mut self, to: Address, priority: Priority) -> Result<Way, SendError> {
         if !to.is_valid() {
             return Err(SendError::BadAddress);
         }
-        self.send_book.next(false).ok_or(SendError::NoToken)
+        let slot = self.send_book.next(false).ok_or(SendError::NoToken)?;
+        let stream = match &mut self.integrity {
+            Some(book) => book.may_send(to, priority).ok_or(SendError::NoToken)?,
+            None => 0,
+        };
+        Ok(Way { to, slot, stream })
     }
 
-    /// Sends a copy of `bytes`: inside the token if there are at most 80, else through the arena.
+    /// Sends a copy of `bytes`: inside the token if there are at most 80 (48 with [`PortOptions::integrity`]), else through the arena.
     pub fn send_bytes(
         &mut self,
         to: impl Into<Address>,
@@ -268,28 +303,44 @@ impl Port {
         options: SendOptions,
     ) -> Result<SendHandle, SendError> {
         self.usable()?;
-        let to = to.into();
-        let slot = self.send_slot(to)?;
-        if bytes.len() <= INLINE_BYTES {
-            return Ok(self.push_send(slot, to, bytes.len() as u32, None, bytes, options));
+        let way = self.way(to.into(), options.priority)?;
+        let seal = if self.integrity.is_some() { SEAL } else { 0 };
+        if bytes.len() + seal <= INLINE_BYTES {
+            return Ok(self.push_send(way, bytes.len() as u32, None, bytes, options));
         }
         let mut copy = self.memory.allocate(bytes.len())?;
         copy.copy_from_slice(bytes);
-        let len = copy.token_len();
-        Ok(self.push_send(slot, to, len, Some(copy), bytes, options))
+        let len = copy.len() as u32;
+        Ok(self.push_send(way, len, Some(copy), bytes, options))
     }
 
     /// Writes and publishes a send. `bytes` is what was copied, if anything was: into the slot without a buffer, else into it.
     fn push_send(
         &mut self,
-        slot: TokenRef,
-        to: Address,
-        len: u32,
-        buffer: Option<Buffer>,
+        way: Way,
+        mut len: u32,
+        mut buffer: Option<Buffer>,
         bytes: &[u8],
         options: SendOptions,
     ) -> SendHandle {
-        let inline = if buffer.is_none() { bytes } else { &[] };
+        let Way { to, slot, stream } = way;
+        let mut inline = if buffer.is_none() { bytes } else { &[] };
+        let mut sealed = [0; INLINE_BYTES];
+        if let Some(book) = &mut self.integrity {
+            let whole = len as usize + SEAL;
+            let message = match &mut buffer {
+                Some(buffer) => buffer.whole_mut(whole),
+                None => {
+                    sealed[..bytes.len()].copy_from_slice(bytes);
+                    &mut sealed[..whole]
+                }
+            };
+            book.seal(stream, slot.slot, &options, message);
+            len = whole as u32;
+            if buffer.is_none() {
+                inline = &sealed[..whole];
+            }
+        }
         let ack = match options.ack {
             AckMode::Policy => 0,
             AckMode::Immediate => FLAG_ACK_IMMEDIATE,
@@ -369,7 +420,11 @@ impl Port {
         if !to.is_valid() {
             return Err(SendError::BadAddress);
         }
-        self.command(opcode, to, priority, 0)
+        self.command(opcode, to, priority, 0)?;
+        if let Some(book) = &mut self.integrity {
+            book.went_on(to, priority);
+        }
+        Ok(())
     }
 
     /// Gives up a send. It still ends with an event, as cancelled, or as whatever happened first. `false` if it has ended already.
@@ -378,13 +433,16 @@ impl Port {
         if !self.send_book.holds(handle) {
             return Ok(false);
         }
-        let name = u64::from(handle.generation) << 32 | u64::from(handle.slot);
-        let nobody = (0, 0).into();
-        self.command(Opcode::Cancel, nobody, Priority::Low, name)?;
+        self.cancel_named(u64::from(handle.generation) << 32 | u64::from(handle.slot))?;
         Ok(true)
     }
 
-    fn command(
+    pub(crate) fn cancel_named(&mut self, name: u64) -> Result<(), SendError> {
+        let nobody = (0, 0).into();
+        self.command(Opcode::Cancel, nobody, Priority::Low, name)
+    }
+
+    pub(crate) fn command(
         &mut self,
         opcode: Opcode,
         to: Address,
@@ -429,7 +487,7 @@ impl Port {
             len: buffer.token_len(),
         };
         token.store(&self.memory.client().receive_slots()[slot.slot as usize]);
-        self.receive_book.fill(slot, buffer);
+        self.receive_book.fill(slot, buffer, priority);
         // There is room: as many entries as slots, and the slot was free.
         let ring = self.memory.provide_ring();
         self.provides.stage(ring, &[slot.encode()]);
@@ -465,7 +523,12 @@ impl Port {
     pub fn close(mut self, linger: Duration) -> Result<Closed, NodeError> {
         let mut closed = Closed::default();
         let deadline = deadline_ns(linger);
-        while self.send_book.out() > 0 {
+        if let Some(book) = &mut self.integrity {
+            // What came must not be taken for lost.
+            book.owe_all();
+            self.post_notes();
+        }
+        while self.send_book.out() > 0 || self.notes_out() {
             match self.receive_until(deadline) {
                 Ok(Some(Event::Sent(sent))) if sent.status.is_delivered() => closed.delivered += 1,
                 Ok(Some(Event::Sent(_))) => closed.failed += 1,

@@ -37,11 +37,21 @@ impl Port {
             Life::Ending(error) => return self.next_ending(error).map(Some),
             Life::Over(error) => return Err(error),
         }
+        if let Some(report) = self.next_report() {
+            return Ok(Some(report));
+        }
         if let Some(id) = self.alarms.take_due() {
             return Ok(Some(Event::Alarm(id)));
         }
-        if let Some(event) = self.poll_ring() {
-            return Ok(Some(event));
+        let event = self.poll_ring();
+        if self.integrity.is_some() {
+            self.look_after(event.is_none());
+        }
+        if event.is_some() {
+            return Ok(event);
+        }
+        if let Some(report) = self.next_report() {
+            return Ok(Some(report));
         }
         let header = self.memory.engine().header();
         let faults = header.faults_recovered.load(Ordering::Relaxed);
@@ -102,10 +112,15 @@ impl Port {
                     }
                     _ => None,
                 };
-                let (Some(priority), Some(buffer)) = (priority, buffer) else {
+                let (Some(priority), Some((buffer, provided))) = (priority, buffer) else {
                     self.anomalies += 1;
                     return None;
                 };
+                if self.integrity.is_some() {
+                    let event = self.judge(&entry, priority, buffer, provided);
+                    self.offers.received(&entry);
+                    return event;
+                }
                 self.offers.received(&entry);
                 Some(Event::Received(Message {
                     buffer,
@@ -117,6 +132,7 @@ impl Port {
                     },
                     priority,
                     tag: entry.tag,
+                    verified: false,
                 }))
             }
             EventKind::Sent(outcome) => self.ended(&entry, outcome),
@@ -130,12 +146,21 @@ impl Port {
         // A slot may be free.
         self.send_answers();
         match ended {
-            Some(Use::Send(send)) => {
+            Some(Use::Send(mut send)) => {
+                let status = Status::from_outcome(outcome);
+                if let Some(book) = &mut self.integrity {
+                    book.uncover(entry.slot, &mut send);
+                    book.ended(entry.slot, status);
+                }
                 let handle = SendHandle {
                     slot: entry.slot,
                     generation: entry.generation,
                 };
-                Some(Event::Sent(send.end(handle, Status::from_outcome(outcome))))
+                Some(Event::Sent(send.end(handle, status)))
+            }
+            Some(Use::Note) => {
+                self.note_ended(entry, Status::from_outcome(outcome));
+                None
             }
             Some(Use::Command | Use::Answer) => None,
             Some(Use::Free) | None => {
@@ -157,6 +182,9 @@ impl Port {
         if let Some((handle, mut send)) = self.send_book.end_any() {
             if !engine_let_go && let Some(buffer) = send.buffer.take() {
                 buffer.abandon();
+            }
+            if let Some(book) = &self.integrity {
+                book.uncover(handle.slot, &mut send);
             }
             return Ok(Event::Sent(
                 send.end(handle, Status::MaybeDelivered(reason)),
@@ -181,6 +209,7 @@ impl Port {
             .available(self.memory.event_ring())
             .is_ok_and(|waiting| waiting > 0)
             || header.state.load(Ordering::Acquire) as u32 == state::CLOSED
+            || self.has_report()
             || (self.report_faults
                 && header.faults_recovered.load(Ordering::Relaxed) != self.faults_seen)
             || self.alarms.any_due()
@@ -203,7 +232,7 @@ impl Port {
                 // As above.
                 let _ = self.accept(offer);
             }
-            Event::Sent(_) | Event::Alarm(_) | Event::FaultRecovered(_) => {}
+            Event::Sent(_) | Event::Alarm(_) | Event::FaultRecovered(_) | Event::Integrity(_) => {}
         }
     }
 

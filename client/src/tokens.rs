@@ -41,6 +41,8 @@ pub(crate) enum Use {
     Command,
     /// An answer to an offer.
     Answer,
+    /// A note of the library to another ([`crate::integrity`]).
+    Note,
     /// A message.
     Send(InFlight),
 }
@@ -57,13 +59,15 @@ pub(crate) struct SendBook {
     slots: Vec<SendSlot>,
     free: Vec<u32>,
     limit: u32,
+    /// Not for answers.
+    notes: u32,
     out: u32,
     answers: u32,
 }
 
 impl SendBook {
-    /// `slots` slots, of which at most `limit` are used for messages at one time.
-    pub(crate) fn new(slots: u32, limit: u32) -> Self {
+    /// `slots` slots, of which at most `limit` are used for messages at one time and `notes` are kept for notes.
+    pub(crate) fn new(slots: u32, limit: u32, notes: u32) -> Self {
         Self {
             slots: (0..slots)
                 .map(|_| SendSlot {
@@ -73,6 +77,7 @@ impl SendBook {
                 .collect(),
             free: (0..slots).rev().collect(),
             limit,
+            notes,
             out: 0,
             answers: 0,
         }
@@ -90,7 +95,7 @@ impl SendBook {
 
     /// May another answer be under way? As many as there are slots not meant for messages.
     pub(crate) fn may_answer(&self) -> bool {
-        self.answers < self.slots.len() as u32 - self.limit
+        self.answers < (self.slots.len() as u32).saturating_sub(self.limit + self.notes)
     }
 
     /// A free slot for a message, or for a command. The slot is used only after [`Self::fill`].
@@ -112,7 +117,7 @@ impl SendBook {
         match used {
             Use::Send(_) => self.out += 1,
             Use::Answer => self.answers += 1,
-            Use::Command | Use::Free => {}
+            Use::Command | Use::Note | Use::Free => {}
         }
         let state = &mut self.slots[token.slot as usize];
         state.generation = token.generation;
@@ -136,7 +141,7 @@ impl SendBook {
         match used {
             Use::Send(_) => self.out -= 1,
             Use::Answer => self.answers -= 1,
-            Use::Command | Use::Free => {}
+            Use::Command | Use::Note | Use::Free => {}
         }
         self.free.push(slot);
         Some(used)
@@ -154,7 +159,7 @@ impl SendBook {
         };
         match self.end(handle.slot, handle.generation)? {
             Use::Send(send) => Some((handle, send)),
-            Use::Free | Use::Command | Use::Answer => None,
+            Use::Free | Use::Command | Use::Answer | Use::Note => None,
         }
     }
 }
@@ -162,6 +167,7 @@ impl SendBook {
 #[derive(Debug)]
 struct ReceiveSlot {
     generation: u32,
+    priority: Priority,
     buffer: Option<Buffer>,
 }
 
@@ -170,18 +176,23 @@ struct ReceiveSlot {
 pub(crate) struct ReceiveBook {
     slots: Vec<ReceiveSlot>,
     free: Vec<u32>,
+    /// Slots that are the library's.
+    notes: u32,
 }
 
 impl ReceiveBook {
-    pub(crate) fn new(slots: u32) -> Self {
+    /// `slots` slots, of which `notes` are the library's own.
+    pub(crate) fn new(slots: u32, notes: u32) -> Self {
         Self {
             slots: (0..slots)
                 .map(|_| ReceiveSlot {
                     generation: 0,
+                    priority: Priority::Low,
                     buffer: None,
                 })
                 .collect(),
             free: (0..slots).rev().collect(),
+            notes,
         }
     }
 
@@ -192,7 +203,7 @@ impl ReceiveBook {
 
     /// Buffers the engine has.
     pub(crate) fn out(&self) -> u32 {
-        (self.slots.len() - self.free.len()) as u32
+        ((self.slots.len() - self.free.len()) as u32).saturating_sub(self.notes)
     }
 
     /// A free slot. It is used only after [`Self::fill`].
@@ -205,21 +216,28 @@ impl ReceiveBook {
     }
 
     /// Uses the slot that [`Self::next`] named.
-    pub(crate) fn fill(&mut self, token: TokenRef, buffer: Buffer) {
+    pub(crate) fn fill(&mut self, token: TokenRef, buffer: Buffer, priority: Priority) {
         self.free.pop();
         let state = &mut self.slots[token.slot as usize];
         state.generation = token.generation;
+        state.priority = priority;
         state.buffer = Some(buffer);
     }
 
-    /// The buffer a message of `len` bytes came in, if slot and generation name one that holds as much.
-    pub(crate) fn end(&mut self, slot: u32, generation: u32, len: u32) -> Option<Buffer> {
+    /// The buffer a message of `len` bytes came in, if slot and generation name one that holds as much, and the priority it was
+    /// provided at.
+    pub(crate) fn end(
+        &mut self,
+        slot: u32,
+        generation: u32,
+        len: u32,
+    ) -> Option<(Buffer, Priority)> {
         let state = self.slots.get_mut(slot as usize)?;
         if state.generation != generation || state.buffer.as_ref()?.token_len() < len {
             return None;
         }
         self.free.push(slot);
-        state.buffer.take()
+        Some((state.buffer.take()?, state.priority))
     }
 
     /// Ends any, for a port that is no more.
@@ -250,7 +268,7 @@ mod tests {
     // All tokens out. Expect: no slot for a message, one for a command; a stale or foreign name ends nothing, the right one once.
     #[test]
     fn books_only_believe_names_they_gave() {
-        let mut book = SendBook::new(2, 1);
+        let mut book = SendBook::new(2, 1, 0);
         let token = book.next(false).unwrap();
         book.fill(token, send());
         assert_eq!((book.out(), book.available()), (1, 0));

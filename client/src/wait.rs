@@ -83,7 +83,7 @@ impl Port {
     }
 
     /// Waits for something that is not in the backlog.
-    fn wait_new(&mut self, deadline: u64) -> Result<bool, PortError> {
+    pub(crate) fn wait_new(&mut self, deadline: u64) -> Result<bool, PortError> {
         if self.pending() {
             return Ok(true);
         }
@@ -102,6 +102,9 @@ impl Port {
                 return Ok(true);
             }
             let now = now_ns();
+            if self.integrity.is_some() && self.look_in(now) {
+                return Ok(true);
+            }
             if now >= deadline {
                 return Ok(false);
             }
@@ -129,7 +132,7 @@ impl Port {
         if !self.arm() {
             return Ok(());
         }
-        let until = self.alarms.earliest().unwrap_or(u64::MAX).min(deadline);
+        let until = self.wakes_at().min(deadline);
         let timeout = timespec(Duration::from_nanos(until.saturating_sub(now)));
         let slept = {
             let mut fds = [
@@ -150,6 +153,12 @@ impl Port {
             Err(Errno::INTR) => Ok(()),
             Err(e) => Err(PortError::Wait(e)),
         }
+    }
+
+    /// When something is to be done although the engine says nothing; `u64::MAX`: never.
+    fn wakes_at(&self) -> u64 {
+        let alarm = self.alarms.earliest().unwrap_or(u64::MAX);
+        alarm.min(self.integrity_due())
     }
 
     /// Announces that we are about to sleep. `false`, and not announced, if there is something to receive.
@@ -185,7 +194,10 @@ impl Port {
         if !self.backlog.is_empty() || self.pending() {
             return Ok(false);
         }
-        let alarm_at = self.alarms.earliest().unwrap_or(0);
+        let alarm_at = match self.wakes_at() {
+            u64::MAX => 0,
+            at => at,
+        };
         let word = &self.memory.client().header().alarm_at;
         if word.load(Ordering::Relaxed) != alarm_at {
             word.store(alarm_at, Ordering::Release);
