@@ -8,6 +8,7 @@ use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use portolan_abi::event::{Event, EventKind};
 use portolan_abi::ledger::{LedgerGeometry, LedgerHeader};
 use portolan_abi::memory::{ClientHalf, EngineHalf, LedgerMapping, Mapping, create_sealed};
 use portolan_abi::port::{EngineHeader, PortGeometry};
@@ -32,6 +33,14 @@ const LEDGER: LedgerGeometry = LedgerGeometry {
 
 /// The durable words at one moment.
 pub type Image = Vec<u64>;
+
+/// Counts of what an engine has done for its application, while the event ring has not wrapped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    pub accepted: u32,
+    pub committed: u32,
+    pub completed: u32,
+}
 
 /// What survives.
 pub struct Memory {
@@ -241,6 +250,24 @@ impl Memory {
                 let word = word.load(Ordering::Relaxed);
                 sum.wrapping_add(word.wrapping_mul(2 * index as u64 + 1))
             })
+    }
+
+    /// What the application can see of the engine's work: tokens taken from the send ring, messages received, sends ended.
+    pub fn progress(&self) -> Progress {
+        let (client, engine) = self.halves();
+        let ring = engine.event_ring(&client);
+        let mut progress = Progress {
+            accepted: client.send_ring(&engine).consumed(),
+            ..Progress::default()
+        };
+        for index in 0..ring.published() {
+            match Event::decode(&ring.peek(index)).map(|event| event.kind) {
+                Some(EventKind::Received) => progress.committed += 1,
+                Some(EventKind::Sent(_)) => progress.completed += 1,
+                _ => {}
+            }
+        }
+        progress
     }
 
     /// The index the engine's next frame gets on the wire.

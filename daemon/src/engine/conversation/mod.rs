@@ -24,7 +24,7 @@ use portolan_transport::ident::Nanos;
 
 pub use application::{Application, Fate, Message};
 pub use engine::{Engine, TakeOver};
-pub use memory::{Image, Memory};
+pub use memory::{Image, Memory, Progress};
 pub use ping_pong::PingPong;
 pub use script::Script;
 

@@ -1,0 +1,54 @@
+//! Instructions per message, counted by callgrind in this program and in one that keeps nothing for a successor.
+//!
+//! Each count is the difference of two runs, so that what happens once per run is not in it.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+const FEW: u64 = 1_000;
+const MANY: u64 = 5_000;
+
+/// Instructions of one run.
+fn count(program: &Path, messages: u64) -> Result<u64> {
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(program)
+        .args(["ping-pong", "--messages", &messages.to_string()])
+        .output()
+        .context("valgrind (apt install valgrind)")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        bail!("{} under valgrind failed:\n{said}", program.display());
+    }
+    let collected = said
+        .lines()
+        .find_map(|line| line.split_once("Collected : "));
+    let (_, number) = collected.context("valgrind says no count")?;
+    number
+        .trim()
+        .parse()
+        .with_context(|| format!("valgrind counts {number:?}"))
+}
+
+/// Instructions of both engines and applications per message.
+fn per_message(program: &Path) -> Result<f64> {
+    let (few, many) = (count(program, FEW)?, count(program, MANY)?);
+    Ok(many.saturating_sub(few) as f64 / (2 * (MANY - FEW)) as f64)
+}
+
+/// Prints both counts.
+pub fn print(without: &Path) -> Result<()> {
+    let with = per_message(&std::env::current_exe().context("path of this program")?)?;
+    let without = per_message(without)?;
+    println!("instructions per 64-byte message, both engines and both applications:");
+    println!("  as it is            {with:>8.0}");
+    println!("  nothing survives    {without:>8.0}");
+    println!(
+        "  what survives costs {:>8.0}, {:.1} %",
+        with - without,
+        100.0 * (with - without) / without
+    );
+    Ok(())
+}
