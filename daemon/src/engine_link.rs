@@ -19,6 +19,8 @@ pub const MAX_PACKET: usize = 64 * 1024;
 /// Longest MTU there is: what the UMEM buffers of one frame hold, without the Ethernet header.
 pub const MAX_MTU: u16 = MAX_FRAME_LEN as u16 - ETHERNET_HEADER;
 const ETHERNET_HEADER: u16 = 14;
+/// [`ToEngine::TakeOver`] as it travels: the watchdog sends it without a serialiser.
+pub const TAKE_OVER: &[u8] = br#"{"to_engine":"take_over"}"#;
 
 /// How frames travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -123,7 +125,7 @@ pub struct Route {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "to_engine", rename_all = "snake_case")]
 pub enum ToEngine {
-    /// First of all. Descriptors: ledger, UMEM, XSK, then for each queue of the node in order its wake eventfd, then for each *other*
+    /// First of all: maps everything and touches nothing. Descriptors: ledger, UMEM, XSK, then for each queue of the node in order its wake eventfd, then for each *other*
     /// queue in order: crossing ring from it to us, crossing ring from us to it.
     Start(Box<EngineConfig>),
     /// Adds or changes a route. Also sent for this very node (loop back).
@@ -134,7 +136,8 @@ pub enum ToEngine {
         node: u16,
     },
     /// Serves a port. Descriptors: client half, engine half, event doorbell (engine → application), engine doorbell
-    /// (application → engine). Idempotent.
+    /// (application → engine). Idempotent. Whether it is restored or new is the ledger's to say: restored if an engine has served this
+    /// generation before.
     OpenPort {
         /// The port.
         port: u16,
@@ -142,12 +145,13 @@ pub enum ToEngine {
         generation: u32,
         /// Its layout.
         geometry: PortGeometry,
-        /// True when the port was open with an earlier engine: restore it from the ledger.
-        restore: bool,
     },
-    /// Every port that survived the previous engine has been sent: restore, then run.
-    Restored,
-    /// Ends service of a port; answered by [`FromEngine::PortClosed`]. Idempotent.
+    /// Everything there is to know has been sent; answered by [`FromEngine::StandingBy`]. What changes afterwards is sent as it changes.
+    StandBy,
+    /// The engine that worked here is dead: take over, and run. Answered by [`FromEngine::Ready`] and a [`FromEngine::PortOpened`] for each
+    /// port.
+    TakeOver,
+    /// Ends service of a port; answered by [`FromEngine::PortClosed`], by a standby not at all. Idempotent.
     ClosePort {
         /// The port.
         port: u16,
@@ -197,10 +201,14 @@ pub struct PeerReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "from_engine", rename_all = "snake_case")]
 pub enum FromEngine {
+    /// Has mapped everything and waits for [`ToEngine::TakeOver`].
+    StandingBy,
     /// Adopted everything and runs.
     Ready {
-        /// Nanoseconds from Start to here.
+        /// Nanoseconds from TakeOver to here.
         adopted_in_ns: u64,
+        /// When that was, CLOCK_MONOTONIC nanoseconds.
+        ready_at_ns: u64,
     },
     /// The port is served.
     PortOpened {
@@ -230,4 +238,15 @@ pub enum FromEngine {
         /// Why.
         message: String,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_packet_of_the_watchdog_is_the_message() {
+        let written = serde_json::to_vec(&ToEngine::TakeOver).unwrap();
+        assert_eq!(written, TAKE_OVER);
+    }
 }

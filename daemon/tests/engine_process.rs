@@ -87,7 +87,7 @@ fn an_engine_whose_supervisor_goes_away_leaves() {
 fn an_engine_that_is_told_nonsense_says_what_and_leaves() {
     for (packet, says) in [
         (&b"nonsense"[..], "makes no sense"),
-        (br#"{"to_engine":"restored"}"#, "must be Start"),
+        (br#"{"to_engine":"take_over"}"#, "must be Start"),
         (START, "no descriptor for the ledger"),
     ] {
         let engine = Engine::start();

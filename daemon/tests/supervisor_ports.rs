@@ -52,7 +52,7 @@ fn an_engine_is_briefed_before_it_runs() {
             })
             .collect();
         assert_eq!(routes, [1, 2]);
-        assert_eq!(briefing.last().unwrap().0, ToEngine::Restored);
+        assert_eq!(briefing.last().unwrap().0, ToEngine::StandBy);
     }
 }
 
@@ -62,11 +62,8 @@ fn a_port_opens_when_its_engine_has_it_and_is_journalled_on_the_way() {
     let client = node.client();
     client.send(&open(Some(7)));
     // The engine is told first; the client waits.
-    let (port, generation, restore, engine_fds) = engine.told_to_open();
-    assert_eq!(
-        (port, generation, restore, engine_fds.len()),
-        (7, 1, false, 4)
-    );
+    let (port, generation, engine_fds) = engine.told_to_open();
+    assert_eq!((port, generation, engine_fds.len()), (7, 1, 4));
     assert_eq!(node.life(0, 7), (1, state::OPENING));
     assert!(client.no_answer_yet());
     // Another's answer, and one for another generation, mean nothing.
@@ -131,8 +128,8 @@ fn a_number_is_free_again_only_when_the_engine_has_let_go() {
     });
     assert_eq!(first.answer().unwrap().0, Response::Done);
     // Now it is the other's, in the next generation.
-    let (port, generation, restore, _fds) = engine.told_to_open();
-    assert_eq!((port, generation, restore), (7, 2, false));
+    let (port, generation, _fds) = engine.told_to_open();
+    assert_eq!((port, generation), (7, 2));
     engine.say(&FromEngine::PortOpened { port, generation });
     assert!(matches!(
         second.answer().unwrap().0,
@@ -180,14 +177,14 @@ fn open_ports_survive_their_engine() {
             ToEngine::OpenPort {
                 port: 7,
                 generation: 1,
-                restore: true,
                 ..
             }
         ),
         "{restored:?}"
     );
     assert_eq!(inode(&engine_fds[0]), inode(&fds[0]));
-    successor.say(&FromEngine::Ready { adopted_in_ns: 1 });
+    successor.say(&FromEngine::StandingBy);
+    let successor = successor.take_over();
     successor.say(&FromEngine::PortOpened {
         port: 7,
         generation: 1,
@@ -210,11 +207,19 @@ fn a_port_being_opened_is_opened_by_the_next_engine() {
     client.send(&open(Some(7)));
     engine.told_to_open();
     engine.die();
+    // Whether it is new, the ledger says.
     let successor = node.next_engine();
-    // After the ports that are restored: this one is new.
-    successor.briefing();
-    let (port, generation, restore, _fds) = successor.told_to_open();
-    assert_eq!((port, generation, restore), (7, 1, false));
+    let briefing = successor.briefing();
+    let (told, _fds) = &briefing[briefing.len() - 2];
+    let &ToEngine::OpenPort {
+        port, generation, ..
+    } = told
+    else {
+        panic!("{told:?}");
+    };
+    assert_eq!((port, generation), (7, 1));
+    successor.say(&FromEngine::StandingBy);
+    let successor = successor.take_over();
     successor.say(&FromEngine::PortOpened { port, generation });
     assert!(matches!(
         client.answer().unwrap().0,
@@ -235,8 +240,8 @@ fn what_an_engine_said_before_it_died_still_counts() {
         Response::PortOpened { port: 7, .. }
     ));
     let briefing = node.next_engine().briefing();
-    let restored = |told: &ToEngine| matches!(told, ToEngine::OpenPort { restore: true, .. });
-    assert!(briefing.iter().any(|(told, _)| restored(told)));
+    let opened = |told: &ToEngine| matches!(told, ToEngine::OpenPort { port: 7, .. });
+    assert!(briefing.iter().any(|(told, _)| opened(told)));
 }
 
 #[test]
@@ -310,6 +315,7 @@ fn a_port_closed_for_cause_is_gone() {
 fn ports_belong_to_queues_and_an_engine_speaks_for_its_own() {
     let node = Node::start(&Options {
         queues: 2,
+        more: "[recovery]\nstandby = false\n".into(),
         ..Options::default()
     });
     let zero = node.next_engine().ready();

@@ -18,7 +18,7 @@ pub mod token;
 /// Version of the port's two halves. A change of layout or meaning raises it; see `CHANGELOG.md` of this crate.
 pub const PORT_ABI_VERSION: u32 = 2;
 /// Version of the ledger, counted apart: applications never see it.
-pub const LEDGER_ABI_VERSION: u32 = 2;
+pub const LEDGER_ABI_VERSION: u32 = 3;
 
 /// Ports per node; port 0 is the daemon's own service.
 pub const PORTS: u16 = 256;

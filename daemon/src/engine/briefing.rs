@@ -1,5 +1,12 @@
-//! What the supervisor hands over at the start, and the takeover itself, up to the first loop.
+//! Standing by, and taking over.
+//!
+//! Every engine begins as a standby, the first one too: it maps what the supervisor hands over, hears of every change, and sleeps on its
+//! link. Nothing of that touches what the serving engine works on. [`Standby::take_over`] is the only way to serve, and does as little as
+//! it can: what can be mapped, allocated or looked up before, is.
+//!
+//! Cursors are not taken when memory is mapped but at the takeover: until then they are the serving engine's to move.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, bail};
@@ -9,39 +16,43 @@ use portolan_abi::port::PortGeometry;
 use portolan_transport::Endpoint;
 use portolan_transport::endpoint::Config;
 use portolan_transport::ident::{NodeId, PortId};
+use portolan_transport::policy::Policy;
 
 use crate::engine_link::{EngineConfig, FromEngine, Route, ToEngine};
-use crate::xsk::Xsk;
+use crate::xsk::{MappedXsk, Xsk};
 
 use super::Engine;
 use super::control::{Incoming, Link};
 use super::counters::{CounterPage, EngineCounters};
 use super::crossing::{CrossingReceiver, CrossingSender, SLOT_BYTES};
+use super::death::DeathWord;
 use super::encap::Encapsulation;
 use super::host::EngineHost;
 use super::ledger_facts::Facts;
 use super::path::{Neighbour, Path};
-use super::ports::PortParts;
+use super::ports::{Port, PortParts};
 use super::restore;
 use super::routes::Routes;
 use super::wait::Waiter;
+use super::warm;
 
 /// The number a new stream's first message gets.
 const FIRST_NUMBER: u32 = 1;
 
-/// An engine that has its memory but does not run yet.
-pub(super) struct Briefing {
+/// An engine that has everything mapped and waits to take over. Until then it writes nothing that others read.
+pub(super) struct Standby {
     config: EngineConfig,
     node: NodeId,
-    engine_epoch: u32,
+    policy: Policy,
     ledger: Ledger<'static>,
-    xsk: Xsk<'static>,
+    death: DeathWord,
+    socket: MappedXsk,
     encap: Encapsulation,
-    host: EngineHost,
     neighbours: Vec<Neighbour>,
     own_wake: OwnedFd,
     waiter: Waiter,
-    routes: Vec<Route>,
+    routes: BTreeMap<u16, Route>,
+    ports: BTreeMap<u16, Port>,
 }
 
 /// The descriptors of a message, taken in the order of the contract.
@@ -64,8 +75,8 @@ fn pin(core: usize) -> anyhow::Result<()> {
         .with_context(|| format!("core {core} cannot be used"))
 }
 
-impl Briefing {
-    /// Maps everything [`ToEngine::Start`] brought and takes the socket over. The previous engine is dead. Descriptors that are only
+impl Standby {
+    /// Maps everything [`ToEngine::Start`] brought, and touches nothing: the engine that works here may live. Descriptors that are only
     /// needed for mapping are closed here.
     pub(super) fn begin(
         config: EngineConfig,
@@ -79,6 +90,7 @@ impl Briefing {
         if let Some(core) = config.core {
             pin(core)?;
         }
+        let policy = config.transport.policy()?;
         let mut fds = Descriptors(fds.into_iter());
         let ledger_fd = fds.take("the ledger")?;
         let umem = fds.take("the UMEM")?;
@@ -90,10 +102,9 @@ impl Briefing {
         if !ledger.is_valid() {
             bail!("the ledger is of another version or geometry");
         }
-        let facts = Facts::adopt(ledger);
-        let engine_epoch = facts.raise_engine_epoch();
-        let xsk = Xsk::adopt(socket, &umem, ledger.frames(), &config.xsk_config()?)
-            .context("the AF_XDP socket cannot be taken over")?;
+        let death = DeathWord::attach(&ledger.header().death);
+        let socket = Xsk::map(socket, &umem, &config.xsk_config()?)
+            .context("the AF_XDP socket cannot be mapped")?;
         let encap = Encapsulation::new(&config)
             .context("UDP needs an address and room for all queues' ports")?;
 
@@ -120,102 +131,130 @@ impl Briefing {
 
         let waiter = Waiter::new(config.wait)?;
         waiter.watch_link(link.fd())?;
-        waiter.watch_socket(xsk.fd())?;
+        waiter.watch_socket(socket.fd())?;
         waiter.watch_bell(own_wake.as_fd())?;
-        let host = EngineHost::new(facts, config.default_timeout_ms);
         Ok(Self {
             config,
             node,
-            engine_epoch,
+            policy,
             ledger,
-            xsk,
+            death,
+            socket,
             encap,
-            host,
             neighbours,
             own_wake,
             waiter,
-            routes: Vec::new(),
+            routes: BTreeMap::new(),
+            ports: BTreeMap::new(),
         })
     }
 
-    /// Listens until [`ToEngine::Restored`], then builds the engine. `None`: the supervisor wants us to leave.
-    pub(super) fn complete(mut self, link: &mut Link) -> anyhow::Result<Option<Engine>> {
+    /// Listens until [`ToEngine::TakeOver`], which returns true. False: the supervisor wants us to leave.
+    pub(super) fn listen(&mut self, link: &mut Link) -> anyhow::Result<bool> {
         loop {
             let (message, fds) = match link.receive(true)? {
                 Incoming::Message(message, fds) => (message, fds),
-                Incoming::Closed => return Ok(None),
+                Incoming::Closed => return Ok(false),
                 Incoming::Nothing => continue,
             };
             match message {
-                ToEngine::Route(route) => self.routes.push(route),
-                ToEngine::RemoveNode { node } => self.routes.retain(|route| route.node != node),
+                ToEngine::Route(route) => drop(self.routes.insert(route.node, route)),
+                ToEngine::RemoveNode { node } => drop(self.routes.remove(&node)),
                 ToEngine::OpenPort {
                     port,
                     generation,
                     geometry,
-                    restore,
-                } => {
-                    let parts = port_parts(port, generation, geometry, fds)?;
-                    open_port(&mut self.host, &self.waiter, parts, restore)?;
-                    link.send(&FromEngine::PortOpened { port, generation });
+                } => self.map_port(port_parts(port, generation, geometry, fds)?)?,
+                ToEngine::ClosePort {
+                    port, generation, ..
+                } => self.unmap_port(port, generation),
+                ToEngine::StandBy => {
+                    warm::up(self.ledger);
+                    link.send(&FromEngine::StandingBy);
                 }
-                ToEngine::Restored => return self.build().map(Some),
-                ToEngine::Stop => return Ok(None),
+                ToEngine::TakeOver => return Ok(true),
+                ToEngine::Stop => return Ok(false),
                 ToEngine::Hang => super::serve::hang(),
-                // Neither is there yet: the engine is asked again once it runs, or the port was never told to us.
+                // Nobody is known yet.
                 ToEngine::QueryPeers { id } => link.send(&FromEngine::Peers {
                     id,
                     peers: Vec::new(),
                 }),
-                ToEngine::ClosePort {
-                    port,
-                    generation,
-                    reason,
-                } => {
-                    let served = self.host.ports.get(port);
-                    if let Some(served) = served.filter(|p| p.generation() == generation) {
-                        self.waiter.forget_bell(served.engine_bell());
-                        served.close(reason);
-                        self.host.ports.remove(port);
-                    }
-                    link.send(&FromEngine::PortClosed {
-                        port,
-                        generation,
-                        reason,
-                    });
-                }
                 ToEngine::Start(_) => bail!("Start came twice"),
             }
         }
     }
 
-    fn build(mut self) -> anyhow::Result<Engine> {
+    fn map_port(&mut self, parts: PortParts) -> anyhow::Result<()> {
+        let (number, generation) = (parts.port, parts.generation);
+        match self.ports.get(&number) {
+            Some(port) if port.generation() == generation => return Ok(()),
+            Some(_) => bail!("port {number} is opened before its predecessor was closed"),
+            None => {}
+        }
+        let port = Port::map(parts).with_context(|| format!("port {number}"))?;
+        self.waiter.watch_bell(port.engine_bell())?;
+        self.ports.insert(number, port);
+        Ok(())
+    }
+
+    fn unmap_port(&mut self, number: u16, generation: u32) {
+        let mapped = self.ports.get(&number);
+        if mapped.is_some_and(|port| port.generation() == generation)
+            && let Some(port) = self.ports.remove(&number)
+        {
+            self.waiter.forget_bell(port.engine_bell());
+        }
+    }
+
+    /// Takes over from the engine that worked here, which is dead ([`restore`]).
+    pub(super) fn take_over(self) -> anyhow::Result<Engine> {
         let now = super::now();
-        let durable = restore::durable(&mut self.host);
+        self.death.hold();
+        let facts = Facts::adopt(self.ledger);
+        let engine_epoch = facts.raise_engine_epoch();
+        let xsk = (self.socket)
+            .adopt(self.ledger.frames())
+            .context("the AF_XDP socket cannot be taken over")?;
+        let mut host = EngineHost::new(facts, self.config.default_timeout_ms);
+        for (number, mut port) in self.ports {
+            port.go_on();
+            if host.knows(number, port.generation()) {
+                restore::restore_mapped(&mut host, port);
+            } else {
+                host.open_mapped(port);
+            }
+        }
+        let durable = restore::durable(&mut host);
         let config = Config {
             node: self.node,
             queue: self.config.queue,
             queues: self.config.queues,
             incarnation: self.config.incarnation,
-            engine_epoch: self.engine_epoch,
+            engine_epoch,
             cluster: self.config.cluster,
             name: self.config.name.clone(),
             max_frame: self.encap.max_frame(),
             max_peers: self.config.ledger.peers as usize,
             first_number: FIRST_NUMBER,
-            policy: self.config.transport.policy()?,
+            policy: self.policy,
         };
         let endpoint = Endpoint::restore(config, now, &durable);
+        let mut neighbours = self.neighbours;
+        for neighbour in &mut neighbours {
+            neighbour.from.go_on();
+            neighbour.to.go_on();
+        }
         let mut engine = Engine {
             path: Path {
                 node: self.config.node,
                 queue: self.config.queue,
-                xsk: self.xsk,
+                xsk,
                 encap: self.encap,
                 routes: Routes::new(self.config.node),
-                neighbours: self.neighbours,
+                neighbours,
                 endpoint,
-                host: self.host,
+                host,
                 counters: EngineCounters::default(),
                 scratch: vec![0; SLOT_BYTES],
                 down_until: 0,
@@ -228,7 +267,7 @@ impl Briefing {
             next_control: 0,
             next_counters: 0,
         };
-        for route in &self.routes {
+        for route in self.routes.values() {
             engine.set_route(now, route);
         }
         let numbers: Vec<u16> = engine.path.host.ports.iter().map(|p| p.number()).collect();
@@ -262,12 +301,12 @@ pub(super) fn port_parts(
     })
 }
 
-/// Opens or restores a port and watches its doorbell. Idempotent.
+/// Opens a port and watches its doorbell. Idempotent. One that the ledger knows was closed for cause by a predecessor that could not say
+/// so: it is restored to be closed.
 pub(super) fn open_port(
     host: &mut EngineHost,
     waiter: &Waiter,
     parts: PortParts,
-    restore: bool,
 ) -> anyhow::Result<()> {
     let (number, generation) = (parts.port, parts.generation);
     match host.ports.get(number) {
@@ -275,8 +314,7 @@ pub(super) fn open_port(
         Some(_) => bail!("port {number} is opened before its predecessor was closed"),
         None => {}
     }
-    let known = host.knows(number, generation);
-    if restore && known {
+    if host.knows(number, generation) {
         restore::restore_port(host, parts)
     } else {
         host.open_fresh(parts)

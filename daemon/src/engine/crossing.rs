@@ -70,6 +70,11 @@ impl CrossingSender {
         })
     }
 
+    /// Goes on where the engine stopped that has died since we mapped the ring.
+    pub fn go_on(&mut self) {
+        self.next = self.memory.producer().load(Ordering::Acquire) as u32;
+    }
+
     /// Sends a frame across; false if the ring is full or the frame too long.
     pub fn push(&mut self, segments: &[&[u8]]) -> bool {
         let len: usize = segments.iter().map(|segment| segment.len()).sum();
@@ -152,6 +157,11 @@ impl CrossingReceiver {
             next,
             jumps: 0,
         })
+    }
+
+    /// Goes on where the engine stopped that has died since we mapped the ring.
+    pub fn go_on(&mut self) {
+        self.next = self.memory.consumer().load(Ordering::Acquire) as u32;
     }
 
     /// Frames that wait.

@@ -5,7 +5,7 @@
 use std::sync::atomic::Ordering;
 
 use portolan_abi::event::Outcome;
-use portolan_abi::ledger::pair;
+use portolan_abi::ledger::working_token;
 use portolan_abi::token::{AnswerToken, SendToken};
 use portolan_transport::host::{
     Delivery, Host, MemoryFault, NoBuffer, Offer, SendRequest, SendStatus, TableFull, Verdict,
@@ -64,8 +64,13 @@ impl EngineHost {
 
     /// Maps a port whose ledger facts, if there are any, belong to an earlier generation, and opens it.
     pub(super) fn open_fresh(&mut self, parts: PortParts) -> std::io::Result<()> {
-        let (number, generation) = (parts.port, parts.generation);
-        let port = Port::map(parts)?;
+        self.open_mapped(Port::map(parts)?);
+        Ok(())
+    }
+
+    /// Opens a mapped port whose ledger facts, if there are any, belong to an earlier generation.
+    pub(super) fn open_mapped(&mut self, port: Port) {
+        let number = port.number();
         let ledger = self.facts.ledger();
         // What an earlier generation left behind. The slots of this one start from generation 0 again.
         for fact in ledger.sends(number) {
@@ -80,10 +85,8 @@ impl EngineHost {
         }
         // From here on the ledger speaks of this generation.
         commit::settle(Point::OpenSettled, ledger, &port);
-        debug_assert_eq!(port.generation(), generation);
         port.open();
         self.ports.insert(port);
-        Ok(())
     }
 
     /// Does the ledger know this generation of the port?
@@ -104,11 +107,11 @@ impl EngineHost {
         let (slot, token) = match self.ports.get_mut(port)?.take_send(ledger)? {
             Taken::Token(slot, token) => (slot, token),
             Taken::Refused(slot, generation) => {
-                self.note_working(port, slot);
+                self.note_working(port, slot, generation);
                 return Some(Order::Refuse(send_id(port, slot, generation)));
             }
         };
-        self.note_working(port, slot);
+        self.note_working(port, slot, token.generation);
         let id = send_id(port, slot, token.generation);
         let stream = StreamKey {
             local: PortId(port),
@@ -159,8 +162,8 @@ impl EngineHost {
     }
 
     /// Poison: names the token being worked on.
-    fn note_working(&self, port: u16, slot: u32) {
-        let word = pair(u32::from(port), slot).wrapping_add(1);
+    fn note_working(&self, port: u16, slot: u32, generation: u32) {
+        let word = working_token(port, slot, generation);
         self.facts
             .ledger()
             .header()

@@ -1,13 +1,15 @@
 //! One engine: a poll loop over its socket, its ports and the transport.
 //!
-//! An engine is an unprivileged process that owns nothing that must survive: it maps what its supervisor hands it ([`briefing`]),
-//! takes over from whoever worked there before ([`restore`]), and then turns one duty cycle ([`Engine::turn`]) until its link ends.
+//! An engine is an unprivileged process that owns nothing that must survive: it maps what its supervisor hands it and stands by
+//! ([`briefing`]), takes over from whoever worked there before ([`restore`]), and then turns one duty cycle ([`Engine::turn`]) until its
+//! link ends.
 //! Killing it at any instruction loses nothing ([`commit`]).
 //!
 //! | file | noun |
 //! |---|---|
 //! | `mod.rs` | the process and its duty cycle |
-//! | `briefing.rs` | what the supervisor hands over at the start |
+//! | `briefing.rs`, `warm.rs` | standing by: what the supervisor hands over; taking over |
+//! | `death.rs` | how the kernel tells of our death |
 //! | `serve.rs` | tokens from the ports, messages from the link |
 //! | `path.rs` | the path of frames: socket and crossing rings ↔ transport |
 //! | `encap.rs`, `routes.rs` | outer headers, and where each node is |
@@ -31,6 +33,7 @@ mod control;
 pub mod conversation;
 pub mod counters;
 pub mod crossing;
+mod death;
 mod encap;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -46,6 +49,7 @@ mod serve;
 #[cfg(test)]
 mod tests;
 mod wait;
+mod warm;
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -56,7 +60,7 @@ use portolan_transport::ident::Nanos;
 
 use crate::engine_link::{FromEngine, ToEngine};
 
-use briefing::Briefing;
+use briefing::Standby;
 use control::{Incoming, Link};
 use counters::CounterPage;
 use path::Path;
@@ -109,16 +113,27 @@ fn serve(link: &mut Link) -> anyhow::Result<()> {
         Incoming::Closed => return Ok(()),
         Incoming::Nothing | Incoming::Message(..) => bail!("the first message must be Start"),
     };
-    let started = now();
-    let briefing = Briefing::begin(config, fds, link)?;
+    let mut standby = Standby::begin(config, fds, link)?;
+    // The first look at the clock asks the kernel where it is, which the sandbox forbids.
+    now();
     sandbox::enter()?;
-    let Some(mut engine) = briefing.complete(link)? else {
+    if !standby.listen(link)? {
         return Ok(());
-    };
+    }
+    let told = now();
+    let mut engine = standby.take_over()?;
+    let ready_at_ns = now();
     link.send(&FromEngine::Ready {
-        adopted_in_ns: now().saturating_sub(started),
+        adopted_in_ns: ready_at_ns.saturating_sub(told),
+        ready_at_ns,
     });
-    while engine.turn(link)? {}
+    engine.report_ports(link);
+    // The first loop hears what came meanwhile and tells the peers; then we are one process among others.
+    let mut go_on = engine.turn(link)?;
+    sandbox::be_ordinary();
+    while go_on {
+        go_on = engine.turn(link)?;
+    }
     Ok(())
 }
 

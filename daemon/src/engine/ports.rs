@@ -130,6 +130,13 @@ impl Port {
         Ok(port)
     }
 
+    /// Goes on at the indices of the engine that has died since the memory was mapped.
+    pub(super) fn go_on(&mut self) {
+        self.send_cursor = ConsumerCursor::new(self.send_ring().consumed());
+        self.provide_cursor = ConsumerCursor::new(self.provide_ring().consumed());
+        self.event_cursor = ProducerCursor::new(self.event_ring().published());
+    }
+
     /// Its number.
     pub fn number(&self) -> u16 {
         self.number

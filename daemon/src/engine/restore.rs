@@ -30,12 +30,17 @@ use super::host::{EngineHost, priority, send_id};
 use super::ledger_facts::stream_of;
 use super::ports::{Port, PortParts, Sending};
 
-/// Maps a port that an earlier engine served and takes over its tokens. A port whose memory or records contradict themselves is
+/// Maps a port that an earlier engine served and takes over its tokens.
+pub(super) fn restore_port(host: &mut EngineHost, parts: PortParts) -> io::Result<()> {
+    restore_mapped(host, Port::map(parts)?);
+    Ok(())
+}
+
+/// Takes over the tokens of a mapped port that an earlier engine served. A port whose memory or records contradict themselves is
 /// returned with its fault set, to be closed like any other; so is one that the predecessor closed without the supervisor's hearing of
 /// it: it must not serve again.
-pub(super) fn restore_port(host: &mut EngineHost, parts: PortParts) -> io::Result<()> {
+pub(super) fn restore_mapped(host: &mut EngineHost, mut port: Port) {
     let ledger = host.facts.ledger();
-    let mut port = Port::map(parts)?;
     if let Some(reason) = port.told_closed() {
         port.fail(reason);
     }
@@ -52,7 +57,6 @@ pub(super) fn restore_port(host: &mut EngineHost, parts: PortParts) -> io::Resul
         port.count_recovery();
     }
     host.ports.insert(port);
-    Ok(())
 }
 
 /// Brings the ledger up to the events that were published but not settled.

@@ -2,7 +2,10 @@
 //!
 //! The supervisor has already made the process an unprivileged user without capabilities. Here it gives up the rest: no new
 //! privileges, and only the system calls its loop needs; any other kills it, which its supervisor notices. Memory can be mapped (ports
-//! come and go, the allocator grows), but never as code.
+//! come and go, the allocator grows), but never as code. It leaves no core dump, which would keep its successor waiting while hundreds of
+//! megabytes of memory that is not its own are written.
+//!
+//! An `unsafe` island for the one call that nobody wraps.
 
 use std::collections::BTreeMap;
 
@@ -73,6 +76,16 @@ fn program() -> anyhow::Result<BpfProgram> {
         )?;
         rules.insert(*call, vec![SeccompRule::new(vec![not_executable])?]);
     }
+    let ordinary = SeccompCondition::new(
+        1,
+        SeccompCmpArgLen::Dword,
+        SeccompCmpOp::Eq,
+        libc::SCHED_OTHER as u64,
+    )?;
+    rules.insert(
+        libc::SYS_sched_setscheduler,
+        vec![SeccompRule::new(vec![ordinary])?],
+    );
     let filter = SeccompFilter::new(
         rules,
         SeccompAction::KillProcess,
@@ -82,12 +95,21 @@ fn program() -> anyhow::Result<BpfProgram> {
     Ok(filter.try_into()?)
 }
 
+/// Gives up the real-time priority with which a standby waits and takes over. Anybody may.
+pub fn be_ordinary() {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the call reads the parameters and changes how this thread is scheduled, nothing else.
+    let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const parameters) };
+}
+
 /// Enters the sandbox; there is no way out.
 ///
 /// # Errors
 /// If the kernel has no seccomp filters.
 pub fn enter() -> anyhow::Result<()> {
     rustix::thread::set_no_new_privs(true).context("no_new_privs")?;
+    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
+        .context("core dumps")?;
     seccompiler::apply_filter(&program()?)
         .context("the seccomp filter cannot be installed; the kernel needs CONFIG_SECCOMP_FILTER")
 }
@@ -120,11 +142,17 @@ mod tests {
         enter().unwrap();
         let status = match what.as_str() {
             "work" => {
+                be_ordinary();
                 let grown = vec![1u8; 8 << 20];
                 rustix::thread::sched_yield();
                 i32::from(grown.iter().any(|byte| *byte != 1))
             }
             "open" => i32::from(std::fs::File::open("/etc/passwd").is_ok()),
+            "priority" => {
+                let parameters = libc::sched_param { sched_priority: 1 };
+                // SAFETY: as in `be_ordinary`.
+                unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) }
+            }
             "spawn" => i32::from(Command::new("/bin/true").status().is_ok()),
             _ => {
                 // SAFETY: an anonymous mapping at an address of the kernel's choice.
@@ -145,7 +173,7 @@ mod tests {
     #[test]
     fn the_loop_can_work_and_nothing_else_can() {
         assert_eq!(sandboxed("work").code(), Some(0));
-        for what in ["open", "spawn", "code"] {
+        for what in ["open", "spawn", "code", "priority"] {
             assert_eq!(sandboxed(what).signal(), Some(libc::SIGSYS), "{what}");
         }
     }

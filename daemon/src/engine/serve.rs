@@ -223,10 +223,9 @@ impl Engine {
                     port,
                     generation,
                     geometry,
-                    restore,
                 } => {
                     let parts = port_parts(port, generation, geometry, fds)?;
-                    open_port(&mut self.path.host, &self.waiter, parts, restore)?;
+                    open_port(&mut self.path.host, &self.waiter, parts)?;
                     self.path.endpoint.port_opened(PortId(port));
                     link.send(&FromEngine::PortOpened { port, generation });
                 }
@@ -251,7 +250,9 @@ impl Engine {
                 }
                 ToEngine::Stop => return Ok(false),
                 ToEngine::Hang => hang(),
-                ToEngine::Start(_) | ToEngine::Restored => {
+                // Of a supervisor that does not know how far we are: it was restarted.
+                ToEngine::StandBy | ToEngine::TakeOver => {}
+                ToEngine::Start(_) => {
                     anyhow::bail!("a message that belongs to the start came later")
                 }
             }
@@ -259,6 +260,16 @@ impl Engine {
         // There may be more.
         self.next_control = 0;
         Ok(true)
+    }
+
+    /// Tells the supervisor which ports are served, after a takeover.
+    pub(super) fn report_ports(&self, link: &mut Link) {
+        for port in self.path.host.ports.iter() {
+            link.send(&FromEngine::PortOpened {
+                port: port.number(),
+                generation: port.generation(),
+            });
+        }
     }
 
     fn peers(&self) -> Vec<PeerReport> {

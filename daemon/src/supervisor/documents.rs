@@ -27,7 +27,11 @@ impl Supervisor {
                     "mode": if engine.memory.zero_copy { "zerocopy" } else { "copy" },
                     "wait": wait_name(config.wait),
                     "core": config.cores.get(usize::from(engine.index)),
-                    "restarts": engine.restarts.total(),
+                    "restarts": engine.escalation.total(),
+                    "standby": engine.standby_name(),
+                    "takeovers": engine.recoveries.takeovers(),
+                    "tier": engine.recoveries.tier().name(),
+                    "last_recovery": engine.recoveries.document(),
                 })
             })
             .collect();

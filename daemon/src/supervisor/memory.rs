@@ -48,6 +48,14 @@ pub fn create_ledger(
 }
 
 impl QueueMemory {
+    /// The ledger, mapped once more.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn map_again(&self) -> io::Result<LedgerMapping> {
+        LedgerMapping::map(&*self.ledger_fd, self.geometry)
+    }
+
     /// The port's life as journalled: {generation, state}.
     pub fn port_life(&self, port: u16) -> (u32, u32) {
         let record = self.ledger.ledger().ports().get(usize::from(port));

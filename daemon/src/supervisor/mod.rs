@@ -7,7 +7,9 @@
 //! |---|---|
 //! | `config/` | the configuration, its checks, the access list, the credit sum |
 //! | `startup.rs` | from a configuration to a running supervisor, with each failure in one line |
-//! | `engines.rs`, `restarts.rs` | engine processes and their links |
+//! | `engines.rs`, `succession.rs`, `engine_links.rs` | engine processes, who serves next, what is said |
+//! | `watchdog/` | who notices that an engine is dead, or hangs |
+//! | `escalation.rs`, `restarts.rs`, `recovery.rs` | what is done about deaths, and what is remembered |
 //! | `ports.rs`, `memory.rs` | ports, and all memory that outlives an engine |
 //! | `clients.rs`, `requests.rs` | connections and what they ask for |
 //! | `documents.rs`, `peers.rs` | the reports |
@@ -18,7 +20,9 @@
 pub mod clients;
 pub mod config;
 mod documents;
+mod engine_links;
 pub mod engines;
+pub mod escalation;
 pub mod kernel;
 pub mod memory;
 mod neighbours;
@@ -29,13 +33,16 @@ mod peers;
 pub mod poll;
 pub mod ports;
 mod privileges;
+pub mod recovery;
 mod requests;
 pub mod restarts;
 mod service_process;
 pub mod spawn;
 mod startup;
 pub mod steering;
+mod succession;
 pub mod surroundings;
+pub mod watchdog;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -56,6 +63,7 @@ use ports::Ports;
 use service_process::Service;
 use spawn::Launcher;
 use steering::Steering;
+use watchdog::Watchdog;
 
 use crate::engine_link::{Route, ToEngine};
 
@@ -102,6 +110,8 @@ pub struct Supervisor {
     launcher: Box<dyn Launcher>,
     steering: Box<dyn Steering>,
     engines: Vec<Engine>,
+    watchdog: Watchdog,
+    warned_of_priority: bool,
     crossings: Crossings,
     routes: BTreeMap<u16, Route>,
     neighbours: Option<Neighbours>,
@@ -131,10 +141,14 @@ impl Supervisor {
         if let Some(neighbours) = &neighbours {
             poll.add(neighbours.watch(), Source::Neighbours, EventFlags::IN)?;
         }
+        let ledgers = parts.queues.iter().map(QueueMemory::map_again);
+        let watchdog = Watchdog::start(ledgers.collect::<io::Result<_>>()?)?;
+        poll.add(watchdog.bell(), Source::Watchdog, EventFlags::IN)?;
         let queues = parts.config.queues.iter().zip(parts.queues);
+        let bounds = parts.config.recovery.escalation;
         let engines = (0..)
             .zip(queues)
-            .map(|(index, (nic_queue, memory))| Engine::new(index, *nic_queue, memory))
+            .map(|(index, (nic_queue, memory))| Engine::new(index, *nic_queue, memory, bounds))
             .collect();
         Ok(Self {
             routes: routes(&parts.config),
@@ -150,6 +164,8 @@ impl Supervisor {
             launcher: parts.launcher,
             steering: parts.steering,
             engines,
+            watchdog,
+            warned_of_priority: false,
             crossings: parts.crossings,
             neighbours,
             ports: Ports::default(),
@@ -169,7 +185,7 @@ impl Supervisor {
         let now = Instant::now();
         self.look_after_neighbours(now);
         for index in 0..self.engines.len() {
-            self.start_engine(index, now);
+            self.go_on(index, now);
         }
         self.start_service(now);
         while !self.has_stopped() {
@@ -186,9 +202,13 @@ impl Supervisor {
         Ok(())
     }
 
+    /// Something happened.
     fn on_event(&mut self, source: Source, flags: EventFlags) {
         let now = Instant::now();
+        // Before anybody who was promoted is heard.
+        self.heed_watchdog(now);
         match source {
+            Source::Watchdog => self.watchdog.quiet(),
             Source::Stop => self.on_stop(now),
             Source::Listener => self.on_listener(),
             Source::Link(queue, launch) => self.on_link(queue, launch, flags),

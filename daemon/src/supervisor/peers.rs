@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::Supervisor;
 use super::clients::Pending;
-use super::engines::EngineState;
+use super::engines::Engine;
 use super::poll::Timer;
 use crate::engine_link::{PeerReport, ToEngine};
 
@@ -37,7 +37,7 @@ impl Supervisor {
             return;
         }
         let running = self.engines.iter().enumerate();
-        let running = running.filter(|(_, engine)| engine.state == EngineState::Running);
+        let running = running.filter(|(_, engine)| Engine::is_running(engine));
         let ends = Instant::now() + ROUND;
         let id = self.peers_round.id + 1;
         self.peers_round = PeersRound {
@@ -47,7 +47,7 @@ impl Supervisor {
             ends: Some(ends),
         };
         for index in self.peers_round.waiting.clone() {
-            self.tell(index, &ToEngine::QueryPeers { id }, Vec::new());
+            self.tell_active(index, &ToEngine::QueryPeers { id });
         }
         self.poll.set_timer(ends, Timer::Peers);
         self.end_round_if_complete();

@@ -29,6 +29,8 @@ pub enum Source {
     ServiceExit(u32),
     /// The kernel's neighbour table changed.
     Neighbours,
+    /// The watchdog saw something.
+    Watchdog,
     /// A client.
     Client(u64),
 }
@@ -46,6 +48,7 @@ impl Source {
             Self::ServiceExit(launch) => (4, u64::from(launch)),
             Self::Neighbours => (5, 0),
             Self::Client(id) => (6, id & ((1 << Self::BITS) - 1)),
+            Self::Watchdog => (7, 0),
         };
         kind << Self::BITS | value
     }
@@ -61,6 +64,7 @@ impl Source {
             4 => Self::ServiceExit(launch),
             5 => Self::Neighbours,
             6 => Self::Client(value),
+            7 => Self::Watchdog,
             _ => return None,
         })
     }
@@ -73,7 +77,7 @@ pub enum Timer {
     Client(u64),
     /// A client's user may open ports again.
     HeldBack(u64),
-    /// An engine is to be started, or should be ready by now.
+    /// Something is due about an engine.
     Engine(u8),
     /// The service is to be started.
     Service,
@@ -181,6 +185,7 @@ mod tests {
             Source::EngineExit(0, 7),
             Source::ServiceExit(9),
             Source::Neighbours,
+            Source::Watchdog,
             Source::Client(1 << 40),
         ] {
             assert_eq!(Source::decode(source.encode()), Some(source));

@@ -281,7 +281,6 @@ impl Supervisor {
             port: number,
             generation: port.generation,
             geometry: memory.geometry,
-            restore: false,
         };
         let fds = memory.for_engine();
         port.memory = Some(memory);
@@ -367,14 +366,14 @@ impl Supervisor {
         engine
             .memory
             .set_port_life(number, generation, state::CLOSING);
-        if engine.has_process() {
-            let message = ToEngine::ClosePort {
-                port: number,
-                generation,
-                reason,
-            };
-            self.tell(index, &message, Vec::new());
-        } else {
+        let served = engine.has_process();
+        let message = ToEngine::ClosePort {
+            port: number,
+            generation,
+            reason,
+        };
+        self.tell(index, &message, Vec::new());
+        if !served {
             self.port_is_closed(number, reason);
         }
     }
@@ -400,6 +399,13 @@ impl Supervisor {
             CloseReason::ByOwner | CloseReason::OwnerGone | CloseReason::Administrator
         ) {
             tracing::warn!(port = number, ?reason, "port closed for cause");
+            // Nobody told it to, so nobody told its standby.
+            let message = ToEngine::ClosePort {
+                port: number,
+                generation,
+                reason,
+            };
+            self.tell_standby(index, &message);
             if let Some(user) = self.ports.get(number).map(|port| port.owner_uid) {
                 self.ports.hold_back(user, Instant::now());
             }

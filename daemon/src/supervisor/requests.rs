@@ -8,6 +8,7 @@ use super::Supervisor;
 use super::clients::Pending;
 use super::poll::Timer;
 use super::ports::{Opening, Phase};
+use super::recovery::Cause;
 use crate::engine_link::ToEngine;
 
 fn error(code: ErrorCode, message: impl Into<String>) -> Response {
@@ -149,8 +150,12 @@ impl Supervisor {
             return Err(error(ErrorCode::NotFound, message));
         }
         match kind {
-            "kill" => self.fence(index, "is the victim of `portolan fault kill`"),
-            "hang" => self.tell(index, &ToEngine::Hang, Vec::new()),
+            "kill" => self.fence(
+                index,
+                Cause::Fault,
+                "is the victim of `portolan fault kill`",
+            ),
+            "hang" => self.tell_active(index, &ToEngine::Hang),
             "reset" => {
                 let message =
                     "resetting a queue is not available in this version; use kill or hang";

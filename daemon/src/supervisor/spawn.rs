@@ -43,6 +43,11 @@ pub trait Launcher {
     /// # Errors
     /// The system's.
     fn kill(&mut self, child: &Child) -> io::Result<()>;
+    /// Has a child run before all ordinary processes whenever it can.
+    ///
+    /// # Errors
+    /// The system's.
+    fn hurry(&mut self, child: &Child, priority: i32) -> io::Result<()>;
     /// Collects a dead child; says how it died.
     fn reap(&mut self, child: &Child) -> String;
 }
@@ -189,6 +194,10 @@ impl Launcher for Processes {
             Err(rustix::io::Errno::SRCH) => Ok(()),
             other => Ok(other?),
         }
+    }
+
+    fn hurry(&mut self, child: &Child, priority: i32) -> io::Result<()> {
+        super::watchdog::vitals::make_urgent(child.pid, priority)
     }
 
     fn reap(&mut self, child: &Child) -> String {

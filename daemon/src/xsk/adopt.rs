@@ -23,7 +23,7 @@
 //! Rejected: recreating the socket (tens of milliseconds, frames lost); keeping
 //! the free lists themselves in the ledger (two facts that can disagree).
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 
 use super::error::XskError;
@@ -66,6 +66,11 @@ pub struct MappedXsk {
 }
 
 impl MappedXsk {
+    /// The socket, for polling.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.fd()
+    }
+
     /// Takes the socket over. Its last owner must be dead: rings have one user.
     ///
     /// # Errors

@@ -68,6 +68,11 @@ pub struct FakeEngine {
     killed: Arc<Mutex<bool>>,
 }
 
+pub const READY: FromEngine = FromEngine::Ready {
+    adopted_in_ns: 1,
+    ready_at_ns: 1,
+};
+
 /// What an engine was told, with the descriptors.
 pub type Told = (ToEngine, Vec<OwnedFd>);
 
@@ -91,12 +96,12 @@ impl FakeEngine {
         )
     }
 
-    /// Reads the briefing, up to and with `Restored`.
+    /// Reads the briefing, up to and with `StandBy`.
     pub fn briefing(&self) -> Vec<Told> {
         let mut all = Vec::new();
         loop {
             let told = self.told();
-            let last = told.0 == ToEngine::Restored;
+            let last = told.0 == ToEngine::StandBy;
             all.push(told);
             if last {
                 return all;
@@ -104,11 +109,23 @@ impl FakeEngine {
         }
     }
 
-    /// Reads the briefing and is ready.
-    pub fn ready(self) -> Self {
+    /// Reads the briefing and stands by.
+    pub fn stand_by(self) -> Self {
         self.briefing();
-        self.say(&FromEngine::Ready { adopted_in_ns: 1 });
+        self.say(&FromEngine::StandingBy);
         self
+    }
+
+    /// Is told to take over, and does.
+    pub fn take_over(self) -> Self {
+        assert_eq!(self.told().0, ToEngine::TakeOver);
+        self.say(&READY);
+        self
+    }
+
+    /// Reads the briefing, and serves when it may.
+    pub fn ready(self) -> Self {
+        self.stand_by().take_over()
     }
 
     pub fn say(&self, message: &FromEngine) {
@@ -121,17 +138,14 @@ impl FakeEngine {
     }
 
     /// The port of an `OpenPort`, and its generation.
-    pub fn told_to_open(&self) -> (u16, u32, bool, Vec<OwnedFd>) {
+    pub fn told_to_open(&self) -> (u16, u32, Vec<OwnedFd>) {
         match self.told() {
             (
                 ToEngine::OpenPort {
-                    port,
-                    generation,
-                    restore,
-                    ..
+                    port, generation, ..
                 },
                 fds,
-            ) => (port, generation, restore, fds),
+            ) => (port, generation, fds),
             other => panic!("not OpenPort: {other:?}"),
         }
     }
@@ -215,6 +229,10 @@ impl Launcher for FakeLauncher {
             .unwrap();
         *flag.lock().unwrap() = true;
         rustix::io::write(exit, &1u64.to_ne_bytes())?;
+        Ok(())
+    }
+
+    fn hurry(&mut self, _child: &Child, _priority: i32) -> std::io::Result<()> {
         Ok(())
     }
 
@@ -322,11 +340,22 @@ impl Node {
         }
     }
 
-    /// A node with one engine that is ready.
+    /// A node with one engine that serves, and no standby.
     pub fn ready(options: &Options) -> (Self, FakeEngine) {
-        let node = Self::start(options);
+        let node = Self::start(&Options {
+            more: format!("{}[recovery]\nstandby = false\n", options.more),
+            ..*options
+        });
         let engine = node.next_engine().ready();
         (node, engine)
+    }
+
+    /// A node with one engine that serves and one that stands by.
+    pub fn ready_twice(options: &Options) -> (Self, FakeEngine, FakeEngine) {
+        let node = Self::start(options);
+        let engine = node.next_engine().ready();
+        let standby = node.next_engine().stand_by();
+        (node, engine, standby)
     }
 
     pub fn socket(&self) -> PathBuf {

@@ -9,6 +9,7 @@ use toml::{Spanned, Value};
 use super::acl::{Acl, PortSet, Subject};
 use super::checker::{Checker, as_name};
 use super::file::{self, File};
+use super::recovery::recovery;
 use super::transport::transport;
 use super::{Config, ConfigErrors, CreditBudget, Limits, Peer};
 use crate::engine_link::{Encap, Wait};
@@ -102,6 +103,7 @@ fn build(
     let cores = cores(checker, file, queues.len(), surroundings);
     let (transport, policy) = transport(checker, &file.transport);
     let limits = limits(checker, &file.limits, peers.len());
+    let recovery = recovery(checker, &file.recovery);
     let acl = match &file.acl {
         Some(rules) => acl(checker, rules, surroundings),
         None => Acl::closed(surroundings.own_uid()),
@@ -144,6 +146,7 @@ fn build(
         transport,
         policy,
         limits,
+        recovery,
         peers,
         acl,
     };

@@ -21,6 +21,8 @@ pub(super) struct File {
     #[serde(default)]
     pub limits: Limits,
     #[serde(default)]
+    pub recovery: Recovery,
+    #[serde(default)]
     pub peer: Vec<Peer>,
     pub acl: Option<Vec<Acl>>,
 }
@@ -100,6 +102,20 @@ pub(super) struct Limits {
     pub arena_bytes_per_port: Option<Spanned<i64>>,
     pub arena_bytes_total: Option<Spanned<i64>>,
     pub clients: Option<Spanned<i64>>,
+}
+
+/// How engines are watched and replaced.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Recovery {
+    pub hang_after_us: Option<Spanned<i64>>,
+    pub stuck_after_us: Option<Spanned<i64>>,
+    pub challenge: Option<Spanned<bool>>,
+    pub standby: Option<Spanned<bool>>,
+    pub healthy_after_ms: Option<Spanned<i64>>,
+    pub adoptions: Option<Spanned<i64>>,
+    pub resets: Option<Spanned<i64>>,
+    pub rebuilds: Option<Spanned<i64>>,
 }
 
 /// A node we may talk to.

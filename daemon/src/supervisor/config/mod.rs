@@ -7,6 +7,7 @@ mod budget;
 mod check;
 mod checker;
 mod file;
+mod recovery;
 mod transport;
 
 use std::fmt;
@@ -20,6 +21,7 @@ use serde::Deserialize;
 pub use acl::{Acl, Credentials, PortSet, Subject};
 pub use budget::CreditBudget;
 
+use super::escalation::Bounds;
 use super::surroundings::{Account, Interface, Surroundings};
 use crate::engine_link::{Encap, Wait};
 use crate::transport_policy::TransportPolicy;
@@ -80,6 +82,21 @@ pub struct Limits {
     pub clients: usize,
 }
 
+/// How engines are watched and replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recovery {
+    /// CPU time of its own after which an engine that does not come round hangs, microseconds.
+    pub hang_after_us: u64,
+    /// Wall time after which an engine that is stopped or blocked is stuck, microseconds.
+    pub stuck_after_us: u64,
+    /// It is asked for a sign of life before.
+    pub challenge: bool,
+    /// A standby is kept ready.
+    pub standby: bool,
+    /// What is replaced when.
+    pub escalation: Bounds,
+}
+
 /// The node's configuration. Only [`Config::parse`] makes one.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -127,6 +144,8 @@ pub struct Config {
     pub policy: Policy,
     /// Limits.
     pub limits: Limits,
+    /// How engines are watched and replaced.
+    pub recovery: Recovery,
     /// Other nodes, by id.
     pub peers: Vec<Peer>,
     /// Who may open ports.

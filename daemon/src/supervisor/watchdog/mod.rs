@@ -1,0 +1,322 @@
+//! The watchdog: a thread that notices when an engine is dead, and has its standby take over before anybody else knows.
+//!
+//! Problem: everything the supervisor does is done in one thread, which may be opening a port or resolving a neighbour when an engine
+//! dies, and which has to wait for its turn on a busy machine. Every microsecond of that is an application's pause.
+//!
+//! Idea: a thread of its own, before all ordinary ones (SCHED_FIFO), which holds per queue what a takeover needs and no more: the serving
+//! process, the ledger, a standby's link. It sleeps on the death words of all ledgers ([`crate::engine`]'s `death.rs`) and on one word of
+//! its own, by which the main thread tells of changes. When the kernel says that an engine will never run again, it sends
+//! [`crate::engine_link::TAKE_OVER`] and *then* tells the main thread, which keeps the books ([`Seen`]).
+//!
+//! | post | | leaves it by |
+//! |---|---|---|
+//! | nobody serves | | the main thread's [`Watchdog::watch`] |
+//! | one serves, no standby | | its death → nobody serves; [`Watchdog::arm`] |
+//! | one serves, a standby is armed | | its death → the standby serves, none is armed; [`Watchdog::disarm`] |
+//!
+//! Who takes the standby out of its post, under the post's lock, sends the takeover: so it is sent once. The main thread disarms a standby
+//! before it lets anything happen that must not end in an adoption, or while a change has not reached it.
+//!
+//! The pidfd is the main thread's: it tells of those whose death word said nothing (they died before they held it, or scribbled on
+//! it), only later.
+//!
+//! Rejected: an epoll set of pidfds (half a millisecond late and more, see `death.rs`); letting standbys watch the serving engine
+//! themselves (they would have to be believed, and could not be held back).
+
+pub mod vitals;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use portolan_abi::memory::LedgerMapping;
+use rustix::net::SendFlags;
+
+use crate::engine_link::TAKE_OVER;
+
+/// Before standbys and all ordinary processes.
+const WATCHDOG_PRIORITY: i32 = 20;
+/// Standbys wait and take over at this.
+pub const STANDBY_PRIORITY: i32 = 10;
+/// Looks at everything at least so often.
+const LONGEST_WAIT_NS: u64 = 1_000_000_000;
+/// Without a way to wait for death words: so often.
+const POLL_NS: u64 = 1_000_000;
+/// `FUTEX_OWNER_DIED` of linux/futex.h.
+const OWNER_DIED: u32 = 0x4000_0000;
+
+/// CLOCK_MONOTONIC in nanoseconds.
+pub fn now_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (time.tv_sec as u64)
+        .saturating_mul(1_000_000_000)
+        .saturating_add(time.tv_nsec as u64)
+}
+
+/// A process in its post.
+#[derive(Debug)]
+pub struct Watched {
+    /// Which launch of its queue.
+    pub launch: u32,
+    /// Its process.
+    pub pid: i32,
+    /// Its pidfd.
+    pub exit: OwnedFd,
+}
+
+/// A standby that may take over.
+#[derive(Debug)]
+pub struct Armed {
+    /// The process.
+    pub process: Watched,
+    /// Our end of its link.
+    pub link: OwnedFd,
+}
+
+/// What the watchdog saw or did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// A serving process will never run again.
+    Death {
+        /// Its queue.
+        queue: u8,
+        /// Its launch.
+        launch: u32,
+        /// When.
+        at_ns: u64,
+        /// When its heartbeat was last seen to change, if it was watched for that.
+        last_beat_ns: Option<u64>,
+        /// The launch of the standby that was told to take over.
+        promoted: Option<u32>,
+    },
+}
+
+/// What one queue's watch needs.
+struct Post {
+    ledger: LedgerMapping,
+    places: Mutex<Places>,
+}
+
+#[derive(Default)]
+struct Places {
+    serving: Option<Arc<Watched>>,
+    standby: Option<Armed>,
+}
+
+impl Post {
+    /// Holders do a few assignments; none can panic.
+    fn places(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn death_word(&self) -> &AtomicU32 {
+        &self.ledger.ledger().header().death
+    }
+}
+
+struct Shared {
+    posts: Vec<Post>,
+    /// Changes with everything the thread must look at.
+    changes: AtomicU32,
+    stop: AtomicBool,
+}
+
+impl Shared {
+    fn changed(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+        vitals::wake(&self.changes);
+    }
+}
+
+/// The main thread's hold on the watchdog.
+pub struct Watchdog {
+    shared: Arc<Shared>,
+    seen: Receiver<Seen>,
+    bell: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watchdog {
+    /// Starts the thread, with the ledger of every queue.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn start(ledgers: Vec<LedgerMapping>) -> io::Result<Self> {
+        let post = |ledger| Post {
+            ledger,
+            places: Mutex::default(),
+        };
+        let shared = Arc::new(Shared {
+            posts: ledgers.into_iter().map(post).collect(),
+            changes: AtomicU32::new(0),
+            stop: AtomicBool::new(false),
+        });
+        let bell = Arc::new(super::memory::eventfd()?);
+        let (tell, seen) = channel();
+        let guard = Guard {
+            shared: Arc::clone(&shared),
+            tell,
+            bell: Arc::clone(&bell),
+        };
+        let thread = std::thread::Builder::new()
+            .name("watchdog".to_owned())
+            .spawn(move || guard.run())?;
+        Ok(Self {
+            shared,
+            seen,
+            bell,
+            thread: Some(thread),
+        })
+    }
+
+    /// Readable when there is something for [`Self::next`].
+    pub fn bell(&self) -> &OwnedFd {
+        &self.bell
+    }
+
+    /// What it saw or did since, oldest first. Comes before anything the processes concerned say.
+    pub fn next(&self) -> Option<Seen> {
+        self.seen.try_recv().ok()
+    }
+
+    /// The bell has been heard.
+    pub fn quiet(&self) {
+        // Nothing rang: as good.
+        let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
+    }
+
+    fn post(&self, queue: u8) -> Option<&Post> {
+        self.shared.posts.get(usize::from(queue))
+    }
+
+    /// This process serves now, or has been told to take over.
+    pub fn watch(&self, queue: u8, process: Watched) {
+        if let Some(post) = self.post(queue) {
+            let before = post.places().serving.replace(Arc::new(process));
+            drop(before);
+            self.shared.changed();
+        }
+    }
+
+    /// The main thread sees to this death itself. False: the watchdog has seen it already and says so.
+    pub fn forget(&self, queue: u8, launch: u32) -> bool {
+        let Some(post) = self.post(queue) else {
+            return false;
+        };
+        let taken = {
+            let mut places = post.places();
+            let is_it = places.serving.as_ref().is_some_and(|p| p.launch == launch);
+            is_it.then(|| places.serving.take())
+        };
+        taken.is_some()
+    }
+
+    /// This standby takes over when the serving process dies.
+    pub fn arm(&self, queue: u8, standby: Armed) {
+        if let Some(post) = self.post(queue) {
+            let before = post.places().standby.replace(standby);
+            drop(before);
+        }
+    }
+
+    /// No standby takes over from now on. False: there was none, or it has just been told to.
+    pub fn disarm(&self, queue: u8) -> bool {
+        self.post(queue)
+            .is_some_and(|post| post.places().standby.take().is_some())
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.changed();
+        if let Some(thread) = self.thread.take() {
+            // It cannot panic; if it did, it is gone as well.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread.
+struct Guard {
+    shared: Arc<Shared>,
+    tell: Sender<Seen>,
+    bell: Arc<OwnedFd>,
+}
+
+impl Guard {
+    fn run(self) {
+        if let Err(error) = vitals::make_urgent(0, WATCHDOG_PRIORITY) {
+            tracing::warn!(
+                "the watchdog runs like everybody else, so a busy machine delays takeovers: {error}; grant CAP_SYS_NICE"
+            );
+        }
+        while !self.shared.stop.load(Ordering::Acquire) {
+            // Before the look: what changes later ends the wait at once.
+            let changes = self.shared.changes.load(Ordering::Acquire);
+            let mut words = vec![(&self.shared.changes, changes)];
+            for (queue, post) in (0..).zip(&self.shared.posts) {
+                words.extend(self.look(queue, post));
+            }
+            let now = now_ns();
+            if !vitals::wait_for_any(words.iter().copied(), now + LONGEST_WAIT_NS) {
+                std::thread::sleep(std::time::Duration::from_nanos(POLL_NS));
+            }
+        }
+    }
+
+    /// Looks after one queue; returns the word to wait for and the value it was judged by.
+    fn look<'p>(&self, queue: u8, post: &'p Post) -> Option<(&'p AtomicU32, u32)> {
+        let serving = post.places().serving.clone()?;
+        let word = post.death_word().load(Ordering::Acquire);
+        // It may also be the predecessor's, if its successor does not hold the word yet: the kernel knows.
+        if word & OWNER_DIED != 0 && vitals::is_ending(serving.pid, serving.exit.as_fd()) {
+            self.on_death(queue, post, &serving);
+            let word = post.death_word();
+            return Some((word, word.load(Ordering::Acquire)));
+        }
+        Some((post.death_word(), word))
+    }
+
+    fn on_death(&self, queue: u8, post: &Post, dead: &Watched) {
+        let mut places = post.places();
+        if places
+            .serving
+            .as_ref()
+            .is_none_or(|p| p.launch != dead.launch)
+        {
+            return;
+        }
+        let before = places.serving.take();
+        let standby = places.standby.take();
+        let promoted = standby.as_ref().map(|standby| standby.process.launch);
+        // First, so that the main thread knows before it hears the standby answer.
+        let seen = Seen::Death {
+            queue,
+            launch: dead.launch,
+            at_ns: now_ns(),
+            last_beat_ns: None,
+            promoted,
+        };
+        let told = self.tell.send(seen).is_ok();
+        if let Some(Armed { process, link }) = standby {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            // It was armed with nothing unread before it, so there is room. If it is dead, its own death follows.
+            let _ = rustix::net::send(&link, TAKE_OVER, flags);
+            places.serving = Some(Arc::new(process));
+        }
+        drop(places);
+        drop(before);
+        if told {
+            ring(&self.bell);
+        }
+    }
+}
+
+fn ring(bell: &OwnedFd) {
+    // Full: it rings already.
+    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+}
