@@ -50,13 +50,8 @@ pub enum Command {
     Echo(Echo),
     /// Send messages of all sizes to another node's service and back, like gm_allsize
     Allsize(Allsize),
-    /// Inject a fault into an engine, on purpose (root only)
-    Fault {
-        /// What happens to it
-        kind: FaultKind,
-        /// Which engine: its queue's number
-        engine: u16,
-    },
+    /// Inject a fault into an engine, on purpose (root only), and tell what became of it
+    Fault(Fault),
 }
 
 #[derive(Debug, Args)]
@@ -201,13 +196,24 @@ impl PriorityName {
     }
 }
 
+#[derive(Debug, Args)]
+pub struct Fault {
+    /// What happens to it
+    pub kind: FaultKind,
+    /// Which engine: its queue's number
+    pub engine: u16,
+    /// Do not wait until another engine serves
+    #[arg(long)]
+    pub no_wait: bool,
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum FaultKind {
     /// Kill the process
     Kill,
-    /// Stop it looping
+    /// Have it loop for ever
     Hang,
-    /// Reset its queue
+    /// Give its queue a new socket and a new engine
     Reset,
 }
 

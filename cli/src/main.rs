@@ -3,9 +3,11 @@
 mod allsize;
 mod arguments;
 mod echo;
+mod fault;
 mod ping;
 mod progress;
 mod receive_file;
+mod recovery;
 mod report;
 mod send_file;
 mod table;
@@ -13,7 +15,6 @@ mod target;
 
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::Parser;
 use portolan::{Node, Report};
 
@@ -50,10 +51,6 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Command::Recv(options) => receive_file::run(&node, options),
         Command::Echo(options) => echo::run(&node, options),
         Command::Allsize(options) => allsize::run(&node, options),
-        Command::Fault { kind, engine } => {
-            node.inject_fault(*engine, kind.name())
-                .with_context(|| format!("cannot {} engine {engine}", kind.name()))?;
-            Ok(ExitCode::SUCCESS)
-        }
+        Command::Fault(fault) => fault::run(&node, fault),
     }
 }

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use portolan::{Node, Report};
 use serde_json::Value;
 
+use crate::recovery::Recovery;
 use crate::table::{Table, duration, plain};
 
 /// Prints a report.
@@ -90,8 +91,10 @@ fn status(document: &Value) -> String {
         ("wait", "wait"),
         ("core", "core"),
         ("restarts", "restarts"),
+        ("standby", "standby"),
     ];
     text += &columns(engines, &keys).render();
+    text += &recoveries(engines);
     for (section, heading) in [("transport", "transport"), ("limits", "limit")] {
         let Some(values) = document[section].as_object().filter(|v| !v.is_empty()) else {
             continue;
@@ -104,6 +107,31 @@ fn status(document: &Value) -> String {
         text += &table.render();
     }
     text
+}
+
+/// What became of the engines that were lost last; nothing if none was.
+fn recoveries(engines: &[Value]) -> String {
+    let mut table = Table::new(&["engine", "recovery", "cause", "by", "detected", "serving"]);
+    let mut any = false;
+    for engine in engines {
+        let Some(last) = Recovery::of(engine) else {
+            continue;
+        };
+        any = true;
+        let (detected, serving) = last.spans();
+        table.row(vec![
+            plain(&engine["queue"]),
+            plain(&last.document["number"]),
+            plain(&last.document["cause"]),
+            plain(&last.document["tier"]),
+            detected,
+            serving,
+        ]);
+    }
+    match any {
+        true => format!("\n{}", table.render()),
+        false => String::new(),
+    }
 }
 
 fn uptime(seconds: u64) -> String {
@@ -211,6 +239,16 @@ mod tests {
         }));
         assert!(text.starts_with("node 1 (a)\n"), "{text}");
         for wanted in ["mtu", "1500", "1 h 1 min", "running", "77", "ports"] {
+            assert!(text.contains(wanted), "{wanted}: {text}");
+        }
+        assert!(!text.contains("recovery"), "{text}");
+        let text = status(
+            &json!({ "engines": [{ "queue": 0, "standby": "ready", "last_recovery": {
+            "number": 3, "cause": "hang", "tier": "adopt",
+            "last_beat_ns": 1_000_000, "detected_at_ns": 2_500_000, "ready_at_ns": 2_600_000,
+        } }] }),
+        );
+        for wanted in ["recovery", "hang", "adopt", "1500.0 us", "100.0 us"] {
             assert!(text.contains(wanted), "{wanted}: {text}");
         }
         let text = peers(&json!({ "peers": [{ "node": 2, "state": "up", "rtt_ns": 45_600 }] }));
