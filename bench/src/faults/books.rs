@@ -120,6 +120,8 @@ pub struct Tally {
     pub false_reports: u64,
     /// Sends that never ended.
     pub unended: u64,
+    /// Streams with messages that were harmed, of which no application was told. Only where integrity was asked for.
+    pub unreported: u64,
     pub notes: Vec<String>,
 }
 
@@ -180,12 +182,20 @@ impl Tally {
         self.failed += other.failed;
         self.false_reports += other.false_reports;
         self.unended += other.unended;
+        self.unreported += other.unreported;
         self.notes.extend(other.notes);
     }
 
     /// Lost, doubled, changed, out of order, or told wrongly.
-    pub fn broken_promises(&self) -> u64 {
+    #[cfg(test)]
+    fn broken_promises(&self) -> u64 {
         self.lost + self.duplicated + self.corrupted + self.disordered + self.false_reports
+    }
+
+    /// What integrity should have reported, and did not: one wrong message handed out is one too many, and what is lost must be told of. Of one
+    /// stream, with what was reported at its two ends.
+    pub fn is_unreported(&self, reported: u64) -> bool {
+        self.duplicated + self.corrupted > 0 || self.lost > 0 && reported == 0
     }
 }
 
@@ -236,6 +246,15 @@ mod tests {
         assert_eq!((told.failed, told.broken_promises()), (2, 0));
         let lied = tally(&[delivered, not], &[(0, true), (1, true)]);
         assert_eq!((lied.false_reports, lied.broken_promises()), (1, 1));
+    }
+
+    #[test]
+    fn harm_is_unreported_if_it_was_handed_out_or_nobody_was_told() {
+        let all = [Status::Delivered; 2];
+        assert!(!tally(&all, &[(0, true), (1, true)]).is_unreported(0));
+        assert!(tally(&all, &[(0, true)]).is_unreported(0));
+        assert!(!tally(&all, &[(0, true)]).is_unreported(1));
+        assert!(tally(&all, &[(0, true), (1, false)]).is_unreported(1));
     }
 
     #[test]

@@ -9,7 +9,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use portolan::{Address, Event, Port, PortOptions, Priority, SendError, SendOptions, Wait};
+use portolan::{
+    Address, Event, Integrity, Port, PortOptions, Priority, SendError, SendOptions, Wait,
+};
 
 use super::books::{Inbox, Outbox};
 use super::clock::{now_ns, ns};
@@ -30,8 +32,15 @@ const SEND_BYTES: usize = 12 << 20;
 /// Events handled before it is time to look at the clock.
 const EVENTS_PER_TURN: usize = 32;
 
+/// End-to-end integrity, if wanted: what is not confirmed within a second is reported, which no outage lasts.
+pub fn integrity(wanted: bool) -> Option<Integrity> {
+    wanted.then_some(Integrity {
+        confirm_within: Duration::from_secs(1),
+    })
+}
+
 /// Options of a loaded port.
-pub fn options(port: u16) -> PortOptions {
+pub fn options(port: u16, sealed: bool) -> PortOptions {
     let offered: usize = BUFFERS
         .iter()
         .map(|(bytes, count)| (bytes + 64) * count)
@@ -42,6 +51,7 @@ pub fn options(port: u16) -> PortOptions {
         wait: Wait::Adaptive {
             spin: Duration::ZERO,
         },
+        integrity: integrity(sealed),
         ..PortOptions::at(port)
     }
 }
@@ -63,6 +73,8 @@ pub struct Written {
     pub out: Stream,
     pub outbox: Outbox,
     pub inbox: Inbox,
+    /// Messages that integrity reported at this port.
+    pub reported: u64,
 }
 
 impl Talker {
@@ -119,6 +131,7 @@ impl Talker {
                 out: self.out,
                 outbox: self.outbox,
                 inbox: self.inbox,
+                reported: self.meter.reported.load(Ordering::Relaxed),
             }
         });
         thread.context("thread of a port")
@@ -140,6 +153,7 @@ impl Talker {
             } else {
                 idle.min(LOOK)
             };
+            self.meter.integrity(&mut self.port, orders)?;
             let handled = self.receive(wait)?;
             self.publish();
             if leave && handled == 0 {
@@ -188,6 +202,7 @@ impl Talker {
     }
 
     fn handle(&mut self, event: Event) -> Result<()> {
+        self.meter.event(&event);
         match &event {
             Event::Received(message) => {
                 let as_sent = self.incoming.check(message);

@@ -2,12 +2,20 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use portolan::{Event, Port, PortError};
+
+/// How long receivers are asked before a thread looks at its orders.
+const CONFIRM: Duration = Duration::from_millis(20);
 
 /// Orders to every thread of the load.
 #[derive(Debug, Default)]
 pub struct Orders {
     /// No message is begun any more.
     pub quiet: AtomicBool,
+    /// Every send has ended; receivers are asked what they have.
+    pub confirm: AtomicBool,
     /// Take what still waits and end.
     pub leave: AtomicBool,
     failure: Mutex<Option<String>>,
@@ -30,6 +38,10 @@ impl Orders {
         self.quiet.load(Ordering::SeqCst)
     }
 
+    pub fn is_confirming(&self) -> bool {
+        self.confirm.load(Ordering::SeqCst)
+    }
+
     pub fn is_over(&self) -> bool {
         self.leave.load(Ordering::SeqCst)
     }
@@ -46,11 +58,29 @@ pub struct Meter {
     pub troubles: AtomicU64,
     /// Events that made no sense to the library.
     pub anomalies: AtomicU64,
-    /// What end-to-end integrity reported to the application.
+    /// Messages that end-to-end integrity reported to the application.
     pub reported: AtomicU64,
+    /// Messages called delivered that the receiving library has not confirmed.
+    pub unconfirmed: AtomicU64,
 }
 
 impl Meter {
+    /// What integrity still waits for at this port.
+    pub fn integrity(&self, port: &mut Port, orders: &Orders) -> Result<(), PortError> {
+        if orders.is_confirming() {
+            port.confirm(CONFIRM)?;
+        }
+        self.unconfirmed.store(port.unconfirmed(), Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// An event that may be a report.
+    pub fn event(&self, event: &Event) {
+        if let Event::Integrity(report) = event {
+            self.reported.fetch_add(report.messages, Ordering::Relaxed);
+        }
+    }
+
     pub fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }

@@ -13,7 +13,7 @@
 //! | `steady.rs` | the port outages are measured on |
 //! | `victim.rs` | an engine in its daemon's status |
 //! | `fault.rs`, `tracee.rs`, `text.rs` | ways to hurt an engine; a process sent astray; its machine code |
-//! | `deaths.rs`, `alarms.rs`, `links.rs` | campaigns: faults that end engines; what must alarm nobody; interfaces |
+//! | `deaths.rs`, `alarms.rs`, `links.rs`, `supervisors.rs` | campaigns: faults that end engines; what must alarm nobody; interfaces; supervisors |
 //! | `flips/` | the paper's experiment: bits flipped in the machine code |
 //! | `cost.rs` | what each message costs while nothing fails |
 //! | `plan.rs` | which campaigns run, and how large |
@@ -38,6 +38,7 @@ mod random;
 mod report;
 mod scene;
 mod steady;
+mod supervisors;
 mod tables;
 mod text;
 mod tracee;

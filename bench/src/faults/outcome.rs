@@ -169,7 +169,9 @@ impl Outcome {
             .ready_at_ns
             .saturating_sub(recovery.detected_at_ns);
         self.takeover.record(takeover);
-        self.adopt.record(recovery.adopted_in_ns);
+        if let Some(adopted_in_ns) = recovery.adopted_in_ns {
+            self.adopt.record(adopted_in_ns);
+        }
         *self.causes.entry(recovery.cause.clone()).or_default() += 1;
         *self.tiers.entry(recovery.tier.clone()).or_default() += 1;
     }
@@ -190,7 +192,7 @@ impl Outcome {
             complain(flips.stood_still, "engines stood still unnoticed");
             complain(
                 flips.unreported,
-                "worlds with harm that no application was told of",
+                "streams with harm that no application was told of",
             );
             return complaints;
         }
@@ -223,6 +225,7 @@ impl Outcome {
             "corrupted": self.tally.corrupted,
             "disordered": self.tally.disordered,
             "failed_sends": self.tally.failed,
+            "unreported_streams": self.tally.unreported,
             "unended_sends": self.tally.unended,
             "false_reports": self.tally.false_reports,
             "false_alarms": self.false_alarms,

@@ -12,6 +12,7 @@ use super::flips::{self, Flips, Path};
 use super::outcome::Outcome;
 use super::progress::Progress;
 use super::scene::Setting;
+use super::supervisors::{self, Deed};
 use super::{alarms, links};
 
 /// Campaigns and their sizes. Without any, all of them in under ten minutes; with some, those alone.
@@ -44,6 +45,12 @@ pub struct Options {
     /// Minutes without a fault, six busy processes competing for the processors: no alarm may be raised
     #[arg(long, value_name = "MINUTES")]
     calm: Option<f64>,
+    /// Supervisors killed with SIGKILL and started again by their manager
+    #[arg(long, value_name = "N")]
+    supervisor: Option<u64>,
+    /// Supervisors replaced with `portolan upgrade`
+    #[arg(long, value_name = "N")]
+    upgrades: Option<u64>,
     /// Bits flipped in the machine code of engines, half in the send and half in the receive path; ports with end-to-end integrity
     #[arg(long, value_name = "N")]
     bitflips: Option<u64>,
@@ -83,6 +90,7 @@ pub enum Item {
     Blocks(u64),
     Resets(u64),
     Links(u64),
+    Supervisors(Deed, u64),
     Pauses(u64),
     /// Seconds.
     Calm(u64),
@@ -104,6 +112,8 @@ impl Options {
             self.blocks.map(Item::Blocks),
             self.resets.map(Item::Resets),
             self.links.map(Item::Links),
+            self.supervisor.map(|n| Item::Supervisors(Deed::Kill, n)),
+            self.upgrades.map(|n| Item::Supervisors(Deed::Upgrade, n)),
             self.pauses.map(Item::Pauses),
             calm.map(Item::Calm),
         ];
@@ -120,6 +130,8 @@ impl Options {
                 Item::Blocks(60),
                 Item::Resets(10),
                 Item::Links(10),
+                Item::Supervisors(Deed::Kill, 20),
+                Item::Supervisors(Deed::Upgrade, 5),
                 Item::Pauses(100),
                 Item::Calm(60),
             ];
@@ -151,6 +163,7 @@ impl Options {
             mtu: self.mtu,
             ports: self.ports,
             open_ports: 0,
+            managed: false,
             integrity: false,
             overrides: [(); 2].map(|()| self.overrides.clone()),
             seed: self.seed,
@@ -168,6 +181,8 @@ impl Item {
             Self::Blocks(_) => "block",
             Self::Resets(_) => "reset",
             Self::Links(_) => "link",
+            Self::Supervisors(Deed::Kill, _) => "supervisor",
+            Self::Supervisors(Deed::Upgrade, _) => "upgrade",
             Self::Pauses(_) => "pause",
             Self::Calm(_) => "calm",
             Self::OpenPorts(..) => "kill-open-ports",
@@ -188,6 +203,7 @@ impl Item {
             | Self::Blocks(n)
             | Self::Resets(n)
             | Self::Links(n)
+            | Self::Supervisors(_, n)
             | Self::Pauses(n)
             | Self::Calm(n)
             | Self::OpenPorts(n, _)
@@ -198,6 +214,7 @@ impl Item {
     pub fn expected_s(&self) -> f64 {
         let each = match self {
             Self::Links(_) => 0.7,
+            Self::Supervisors(..) => supervisors::EXPECTED_S,
             Self::Pauses(_) => 0.07,
             Self::Calm(_) => 1.0,
             Self::Flips(..) => flips::EXPECTED_S,
@@ -221,6 +238,9 @@ impl Item {
             Self::Blocks(_) => blocks,
             Self::Resets(_) => &[Fault::Reset],
             Self::Links(count) => return links::links(setting, *count, progress),
+            Self::Supervisors(deed, count) => {
+                return supervisors::supervisors(*deed, setting, *count, progress);
+            }
             Self::Pauses(count) => return alarms::pauses(setting, *count, progress),
             Self::Calm(seconds) => {
                 return alarms::calm(setting, Duration::from_secs(*seconds), progress);

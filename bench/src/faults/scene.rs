@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use portolan::{Address, Node, Port, PortOptions};
-use portolan_testbed::{Daemon, Lab, cancel};
+use portolan_testbed::{Daemon, DaemonOptions, Lab, ManagerOptions, Node as LabNode, cancel};
 
 use super::books::{Inbox, Outbox, Tally};
 use super::letter::{Sizes, Stream};
@@ -28,6 +28,8 @@ const FIRST_IDLE_PORT: u16 = 80;
 const IDLE_BYTES: u64 = 1 << 16;
 /// Bound on everything under way to end once nobody begins anything new.
 const SETTLED: Duration = Duration::from_secs(45);
+/// Bound on receivers to say what they have: what they lack is reported before.
+const CONFIRMED: Duration = Duration::from_secs(3);
 /// The pause between two looks at something that cannot be waited for.
 pub const PAUSE: Duration = Duration::from_millis(1);
 
@@ -40,6 +42,8 @@ pub struct Setting {
     pub ports: u16,
     /// Open ports on each node, if more than those that carry traffic.
     pub open_ports: u16,
+    /// Whether the daemons have a manager that starts them again.
+    pub managed: bool,
     /// Whether the ports ask for end-to-end integrity.
     pub integrity: bool,
     /// TOML merged over each daemon's configuration.
@@ -58,6 +62,14 @@ impl Setting {
         self.open_ports.saturating_sub(self.busy_ports())
     }
 
+    fn start(&self, node: &LabNode, overrides: &str) -> Result<Daemon> {
+        node.start_daemon_with(&DaemonOptions {
+            overrides: overrides.to_owned(),
+            manager: self.managed.then(ManagerOptions::default),
+            ..DaemonOptions::default()
+        })
+    }
+
     /// A lab without daemons.
     pub fn lab(&self) -> Result<Lab> {
         let builder = Lab::builder().name("faults").mtu(self.mtu);
@@ -70,6 +82,7 @@ pub struct Scene {
     orders: Arc<Orders>,
     talkers: Vec<JoinHandle<Written>>,
     meters: Vec<(Address, Arc<Meter>)>,
+    integrity: bool,
     /// Open, and nothing more.
     idle: Vec<Port>,
     steady: Option<Steady>,
@@ -83,11 +96,12 @@ impl Scene {
     pub fn start(setting: &Setting) -> Result<Self> {
         let lab = setting.lab()?;
         let daemons = lab.nodes().iter().zip(&setting.overrides);
-        let daemons = daemons.map(|(node, overrides)| node.start_daemon(overrides));
+        let daemons = daemons.map(|(node, overrides)| setting.start(node, overrides));
         let mut scene = Self {
             orders: Arc::default(),
             talkers: Vec::new(),
             meters: Vec::new(),
+            integrity: setting.integrity,
             idle: Vec::new(),
             steady: None,
             daemons: daemons.collect::<Result<_>>()?,
@@ -104,7 +118,7 @@ impl Scene {
         let mut talkers = Vec::new();
         for number in (FIRST_PORT..).take(usize::from(setting.ports)) {
             for (node, other) in nodes.iter().zip([2, 1]) {
-                let port = node.open_port(load::options(number))?;
+                let port = node.open_port(load::options(number, setting.integrity))?;
                 let peer = Address::from((other, number));
                 talkers.push(Talker::new(port, peer, Sizes::Mixed, setting.seed)?);
             }
@@ -118,7 +132,8 @@ impl Scene {
                 self.idle.push(node.open_port(options)?);
             }
         }
-        let [from, to] = nodes.map(|node| node.open_port(steady::options(STEADY_PORT)));
+        let [from, to] =
+            nodes.map(|node| node.open_port(steady::options(STEADY_PORT, setting.integrity)));
         // Now that every port is open.
         self.steady = Some(Steady::start(from?, to?, &self.orders)?);
         for talker in talkers {
@@ -195,6 +210,20 @@ impl Scene {
         }
     }
 
+    /// Gives integrity its time to find out what became of everything.
+    fn confirm(&self) {
+        self.orders.confirm.store(true, Ordering::SeqCst);
+        let deadline = Instant::now() + CONFIRMED;
+        let unconfirmed = |meter: &Meter| meter.unconfirmed.load(Ordering::SeqCst);
+        while self.integrity && Instant::now() < deadline && self.check().is_ok() {
+            // Each thread has looked once after it was told to.
+            std::thread::sleep(CONFIRMED / 8);
+            if self.total(unconfirmed) == 0 {
+                return;
+            }
+        }
+    }
+
     /// Nobody begins anything new, everything under way ends, and the books are compared. The daemons go on.
     pub fn settle(&mut self) -> Result<Tally> {
         self.orders.quiet.store(true, Ordering::SeqCst);
@@ -206,26 +235,35 @@ impl Scene {
             }
             std::thread::sleep(PAUSE);
         }
+        self.confirm();
         // What was delivered is in the rings by now.
         self.orders.leave.store(true, Ordering::SeqCst);
-        let mut books: Vec<(Stream, Outbox, Inbox)> = Vec::new();
-        let mut inboxes: Vec<(Address, Inbox)> = Vec::new();
+        let mut written = Vec::new();
         for thread in self.talkers.drain(..) {
-            let written = thread.join();
-            let written = written.map_err(|_| anyhow::anyhow!("a thread of the load panicked"))?;
-            inboxes.push((written.out.from, written.inbox));
-            books.push((written.out, written.outbox, Inbox::default()));
+            let one = thread.join();
+            written.push(one.map_err(|_| anyhow::anyhow!("a thread of the load panicked"))?);
         }
-        for (stream, _, inbox) in &mut books {
+        let mut books: Vec<(Stream, Outbox, Inbox, u64)> = Vec::new();
+        for one in &written {
             // Port n of one node only hears from port n of the other.
-            if let Some((_, found)) = inboxes.iter().find(|(own, _)| *own == stream.to) {
-                *inbox = found.clone();
-            }
+            let other = written.iter().find(|other| other.out.from == one.out.to);
+            let (inbox, reported) = other.map_or((Inbox::default(), 0), |other| {
+                (other.inbox.clone(), other.reported)
+            });
+            let reported = reported + one.reported;
+            books.push((one.out, one.outbox.clone(), inbox, reported));
         }
         books.extend(self.steady.take().map(Steady::join).transpose()?);
         let mut tally = Tally::default();
-        for (stream, outbox, inbox) in &books {
-            tally.add(&format!("{} → {}", stream.from, stream.to), outbox, inbox);
+        for (stream, outbox, inbox, reported) in &books {
+            let mut one = Tally::default();
+            one.add(&format!("{} → {}", stream.from, stream.to), outbox, inbox);
+            if self.integrity && one.is_unreported(*reported) {
+                one.unreported = 1;
+                one.notes
+                    .push(format!("{} → {}: not reported", stream.from, stream.to));
+            }
+            tally.merge(one);
         }
         if let Some(why) = self.orders.failure() {
             tally.notes.push(format!("the load gave up: {why}"));

@@ -27,8 +27,8 @@ const REMARKABLE_NS: u64 = 150_000;
 /// How long the receiver waits before it looks at its orders.
 const LOOK: Duration = Duration::from_millis(20);
 /// Sends and buffers under way: what comes in an outage of 50 ms.
-const TOKENS: u32 = 255;
-const BUFFERS: u32 = 1024;
+const TOKENS: u32 = 247;
+const BUFFERS: u32 = 1000;
 
 /// When the deliveries came.
 #[derive(Debug)]
@@ -104,7 +104,7 @@ impl GapLog {
 }
 
 /// Options of the two ports.
-pub fn options(port: u16) -> PortOptions {
+pub fn options(port: u16, sealed: bool) -> PortOptions {
     PortOptions {
         send_tokens: TOKENS,
         receive_tokens: BUFFERS,
@@ -113,6 +113,7 @@ pub fn options(port: u16) -> PortOptions {
         wait: Wait::Adaptive {
             spin: Duration::ZERO,
         },
+        integrity: super::load::integrity(sealed),
         ..PortOptions::at(port)
     }
 }
@@ -171,14 +172,14 @@ impl Steady {
         })
     }
 
-    /// Waits for both threads, which were told to leave, and hands back their books.
-    pub fn join(self) -> Result<(Stream, Outbox, Inbox)> {
+    /// Waits for both threads, which were told to leave, and hands back their books and what integrity reported.
+    pub fn join(self) -> Result<(Stream, Outbox, Inbox, u64)> {
         let join = |_| anyhow::anyhow!("a thread of the steady port panicked");
-        Ok((
-            self.stream,
-            self.send.join().map_err(join)?,
-            self.receive.join().map_err(join)?,
-        ))
+        let outbox = self.send.join().map_err(join)?;
+        let inbox = self.receive.join().map_err(join)?;
+        let meters = [&self.sender, &self.receiver];
+        let reported = meters.map(|meter| meter.reported.load(Ordering::Relaxed));
+        Ok((self.stream, outbox, inbox, reported.iter().sum()))
     }
 }
 
@@ -203,7 +204,12 @@ fn receive(
     loop {
         let leave = orders.is_over();
         let wait = if leave { Duration::ZERO } else { LOOK };
-        match port.blocking_receive(wait)? {
+        if orders.is_quiet() {
+            meter.integrity(&mut port, orders)?;
+        }
+        let event = port.blocking_receive(wait)?;
+        event.iter().for_each(|event| meter.event(event));
+        match event {
             Some(Event::Received(message)) => {
                 log.delivered(now_ns());
                 inbox.came(message.tag(), stream.check(&message));
@@ -252,9 +258,13 @@ fn send(
                 Err(error) => return Err(error).context("send"),
             }
         }
+        if orders.is_quiet() {
+            meter.integrity(&mut port, orders)?;
+        }
         let mut handled = 0;
         while let Some(event) = port.receive()? {
             handled += 1;
+            meter.event(&event);
             if let Event::Sent(sent) = &event {
                 outbox.end(sent.tag, sent.status);
             }

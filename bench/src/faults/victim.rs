@@ -20,12 +20,10 @@ pub struct Recovery {
     pub number: u64,
     pub cause: String,
     pub tier: String,
-    #[serde(default)]
     pub detected_at_ns: u64,
-    #[serde(default)]
-    pub ready_at_ns: u64,
-    #[serde(default)]
-    pub adopted_in_ns: u64,
+    /// None while nobody serves yet.
+    pub ready_at_ns: Option<u64>,
+    pub adopted_in_ns: Option<u64>,
 }
 
 /// An engine.
@@ -89,6 +87,13 @@ impl Engine {
         }
     }
 
+    /// Whoever was lost last has been replaced.
+    fn has_successor(&self) -> bool {
+        self.last
+            .as_ref()
+            .is_none_or(|last| last.ready_at_ns.is_some())
+    }
+
     /// Serving, and with a successor that waits.
     pub fn is_ready(&self) -> bool {
         let successor = self.standby.as_ref().is_none_or(|s| s == "ready");
@@ -109,14 +114,14 @@ impl Engine {
     pub fn wait_recovered(&self, daemon: &Daemon, within: Duration) -> Result<Recovered> {
         let engine = wait(daemon, within, "the engine is replaced", |engine| {
             let replaced = match engine.reports {
-                true => engine.recoveries() > self.recoveries(),
+                true => engine.recoveries() > self.recoveries() && engine.has_successor(),
                 false => engine.pid.is_some() && engine.pid != self.pid,
             };
             replaced && engine.state == "running"
         })?;
         let ready_at_ns = match &engine.last {
-            Some(last) if last.ready_at_ns > 0 => last.ready_at_ns,
-            _ => now_ns(),
+            Some(last) => last.ready_at_ns.unwrap_or_else(now_ns),
+            None => now_ns(),
         };
         Ok(Recovered {
             recovery: engine.last,
@@ -181,11 +186,13 @@ mod tests {
         assert_eq!(engine.recoveries(), 0);
         let after = json!({ "engines": [{
             "pid": 9, "state": "running", "standby": "ready",
-            "last_recovery": { "number": 4, "cause": "death", "tier": "adopt", "detected_at_ns": 12 }
+            "last_recovery": { "number": 4, "cause": "death", "tier": "adopt", "last_beat_ns": null, "detected_at_ns": 12,
+                "fenced_at_ns": 13, "ready_at_ns": null, "adopted_in_ns": null }
         }] });
         let engine = Engine::parse(&after).unwrap();
         assert!(engine.is_ready());
         assert_eq!(engine.recoveries(), 4);
+        assert!(!engine.has_successor());
         assert!(Engine::parse(&json!({})).unwrap().pid.is_none());
     }
 }

@@ -70,6 +70,8 @@ pub struct Seen {
     pub host_crash: bool,
     /// Why the damaged engine was replaced, if it was.
     pub cause: Option<String>,
+    /// It said itself that it could not go on.
+    pub gave_up: bool,
     /// Some port received nothing more, and nobody noticed.
     pub stood_still: bool,
     /// The other engine was replaced.
@@ -83,7 +85,7 @@ pub struct Seen {
 impl Seen {
     /// All that applies, the worst first.
     pub fn categories(&self) -> Vec<Category> {
-        let gave_up = self.cause.as_deref() == Some("fault");
+        let gave_up = self.cause.is_some() && self.gave_up;
         let hung = self.cause.is_some() && !gave_up || self.stood_still;
         let found = [
             (self.host_crash, Category::HostCrash),
@@ -117,7 +119,7 @@ pub struct Table {
     pub stood_still: u64,
     /// Engines that hung or died and corrupted messages before.
     pub hung_and_corrupted: u64,
-    /// Worlds in which a promise was broken, and those of them where the application was not told. Only with integrity.
+    /// Streams with messages that were harmed, of which no application was told. Only with integrity.
     pub unreported: u64,
 }
 
@@ -136,7 +138,7 @@ impl Table {
         self.replaced += u64::from(hung || categories.contains(&Category::Restart));
         self.stood_still += u64::from(seen.stood_still);
         match seen.cause.as_deref() {
-            Some("death" | "unknown") => self.died += 1,
+            Some("death" | "unknown") if !seen.gave_up => self.died += 1,
             Some("hang" | "stuck" | "wedged") => self.hung += 1,
             _ => {}
         }
@@ -186,7 +188,8 @@ mod tests {
             ..Seen::default()
         });
         table.add(&Seen {
-            cause: Some("fault".into()),
+            cause: Some("death".into()),
+            gave_up: true,
             ..Seen::default()
         });
         table.add(&Seen {

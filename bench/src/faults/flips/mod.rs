@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use portolan_testbed::cancel;
+use portolan_testbed::{Daemon, cancel};
 use rustix::process::Signal;
 
 use super::clock::now_ns;
@@ -45,6 +45,8 @@ const RECOVERED: Duration = Duration::from_secs(10);
 const FOLLOWED: Duration = Duration::from_secs(4);
 /// A watchdog that lets an engine be followed.
 const PATIENT: &str = "\n[recovery]\nhang_after_us = 60000000\nstuck_after_us = 60000000\n";
+/// What a supervisor logs when an engine says that it cannot go on.
+const LEAVES: &str = "engine gives up";
 /// How long a campaign may be expected to take, per flip.
 pub const EXPECTED_S: f64 = 0.9;
 
@@ -122,12 +124,8 @@ impl Flips<'_> {
                 table.add(&seen);
                 progress.step();
             }
-            let reported = scene.total(|meter| meter.reported.load(Ordering::Relaxed));
             let tally = scene.settle()?;
-            if self.setting.integrity && tally.broken_promises() > 0 && reported == 0 {
-                table.unreported += 1;
-                outcome.note("messages were harmed and no application was told".to_owned());
-            }
+            table.unreported += tally.unreported;
             outcome.tally.merge(tally);
         }
         outcome.injected = table.flips;
@@ -191,6 +189,8 @@ impl Flips<'_> {
         let engine = Engine::wait_ready(daemon, READY)?;
         let pid = engine.pid.context("an engine without a process")?;
         let before = Snapshot::take(scene)?;
+        let left = |daemon: &Daemon| daemon.log().matches(LEAVES).count();
+        let left_before = left(daemon);
         let text = Text::of_program(pid, program)?;
         let injected = now_ns();
         let byte = text.flip(text.address(address), bit)?;
@@ -199,6 +199,7 @@ impl Flips<'_> {
         if let Some(recovered) = &seen.1 {
             outcome.recovered_from(injected, recovered);
         }
+        seen.0.gave_up = left(daemon) > left_before;
         let mut on_its_feet = true;
         if seen.1.is_none() && !seen.0.host_crash {
             // Its code is damaged; whoever follows has sound code. It may be gone by now.
@@ -223,7 +224,7 @@ impl Flips<'_> {
     fn watch(
         &self,
         scene: &Scene,
-        daemon: &portolan_testbed::Daemon,
+        daemon: &Daemon,
         engine: &Engine,
         before: &Snapshot,
     ) -> Result<(Seen, Option<super::victim::Recovered>)> {
