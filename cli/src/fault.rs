@@ -88,9 +88,9 @@ mod tests {
         for wanted in [
             "process 70",
             "(hang)",
-            "1.50 ms",
+            "1500.0 us",
             "process 71",
-            "250 us",
+            "250.0 us",
             "adopt",
         ] {
             assert!(text.contains(wanted), "{wanted}: {text}");
