@@ -2,6 +2,7 @@
 
 mod faults;
 mod profiles;
+mod survival;
 
 use std::process::ExitCode;
 
@@ -14,6 +15,8 @@ use portolan_testbed::cancel;
 enum Arguments {
     /// Goodput and latency of every profile at several losses, over an impaired wire
     Profiles(profiles::Options),
+    /// One-way latency with and without what an engine keeps for its successor
+    Survival(survival::Options),
     /// Engines hurt in every way under load; what was promised is checked
     Faults(faults::Options),
 }
@@ -22,6 +25,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let done = listen_for_signals().and_then(|()| match arguments {
         Arguments::Profiles(options) => profiles::run(&options),
+        Arguments::Survival(options) => survival::run(&options),
         Arguments::Faults(options) => faults::run(&options),
     });
     match done {

@@ -17,6 +17,7 @@ mod profiles;
 mod setup;
 mod sim;
 mod steps;
+mod survival;
 mod tests;
 mod tidy;
 
@@ -57,6 +58,18 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Kills the engine after each instruction of its durable paths; `--complete` for all of them
+    Steps {
+        /// Arguments of `portolan-steps step`; `--help` lists them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// What it costs to survive an engine: instructions and latency, with and without
+    Survival {
+        /// Arguments of `portolan-bench survival`; `--help` lists them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Which lines of the transport its tests run; fails below 95 %
     Coverage(coverage::Options),
     /// Hostile input for everything that reads what others wrote
@@ -93,6 +106,8 @@ fn run(task: Task) -> Result<()> {
         Task::Sim(options) => sim::run(&options),
         Task::Profiles { arguments } => profiles::run(&arguments),
         Task::Faults { arguments } => faults::run(&arguments),
+        Task::Steps { arguments } => survival::steps(&arguments),
+        Task::Survival { arguments } => survival::run(&arguments),
         Task::Coverage(options) => coverage::run(&options),
         Task::Fuzz(options) => fuzz::run(&options),
         Task::Lab { task } => lab::run(task),

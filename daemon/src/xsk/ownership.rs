@@ -88,6 +88,14 @@ impl<'t> OwnershipTable<'t> {
         }
     }
 
+    /// [`Self::set`] while the socket is in use, for a successor and for our own checks.
+    #[inline]
+    pub(super) fn note(&self, chunk: u32, record: Record) {
+        if !cfg!(feature = "volatile") {
+            self.set(chunk, record);
+        }
+    }
+
     /// Says of every chunk that it is ours: a new socket, nothing published.
     pub(super) fn reset(&self) {
         for word in self.words {

@@ -171,12 +171,13 @@ impl<D: Doorbell> Xsk<'_, D> {
             .check_received(entry.addr, entry.len)
             .filter(|chunk| {
                 // Also refuses a chunk that occurs twice: the first made it OWNED.
-                matches!(self.table.get(*chunk),
+                cfg!(feature = "volatile")
+                    || matches!(self.table.get(*chunk),
                 Some(Record::Fill(index)) if is_published(index, self.fill.published()))
             });
         match chunk {
             Some(chunk) => {
-                self.table.set(chunk, Record::Owned);
+                self.table.note(chunk, Record::Owned);
                 self.refill.push(chunk);
                 true
             }
@@ -202,7 +203,7 @@ impl<D: Doorbell> Xsk<'_, D> {
             let Some(chunk) = self.refill.pop() else {
                 break;
             };
-            self.table.set(chunk, Record::Fill(self.fill.next_index()));
+            self.table.note(chunk, Record::Fill(self.fill.next_index()));
             self.fill.stage(u64::from(chunk) * CHUNK_SIZE as u64);
         }
         self.fill.publish();

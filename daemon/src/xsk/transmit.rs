@@ -88,7 +88,7 @@ impl<D: Doorbell> Xsk<'_, D> {
             let here = left.min(CHUNK_SIZE);
             left -= here;
             self.table
-                .set(chunk, Record::Transmit(self.tx.next_index()));
+                .note(chunk, Record::Transmit(self.tx.next_index()));
             // There is room: the ring has a place for every transmit chunk.
             self.tx.stage(Descriptor {
                 addr: u64::from(chunk) * CHUNK_SIZE as u64,
@@ -211,7 +211,7 @@ impl<D: Doorbell> Xsk<'_, D> {
             self.counters.tx_bogus_completions += 1;
             return;
         };
-        self.table.set(chunk, Record::Owned);
+        self.table.note(chunk, Record::Owned);
         *out -= 1;
         if *out == 0 {
             self.free_slots.push(slot);
@@ -223,6 +223,9 @@ impl<D: Doorbell> Xsk<'_, D> {
     /// The chunk and slot of an address that may have completed.
     fn check_completed(&self, addr: u64) -> Option<(u32, u32)> {
         let chunk = self.layout.check_completed(addr)?;
+        if cfg!(feature = "volatile") {
+            return Some((chunk, self.layout.chunk_slot(chunk)?));
+        }
         match self.table.get(chunk)? {
             Record::Transmit(index) if self.may_complete(index) => {
                 Some((chunk, self.layout.chunk_slot(chunk)?))
