@@ -13,6 +13,7 @@ use super::super::counters::EngineCounters;
 use super::super::crossing::{CrossingReceiver, CrossingSender, SLOT_BYTES};
 use super::super::host::EngineHost;
 use super::super::ledger_facts::Facts;
+use super::super::ports::Port;
 use super::super::{restore, serve};
 use super::memory::{Memory, PORT};
 
@@ -50,11 +51,13 @@ impl TakeOver {
         let engine_epoch = facts.raise_engine_epoch();
         let mut host = EngineHost::new(facts, 1_000_000);
         if let Some(generation) = port {
-            let parts = memory.parts(generation);
+            // Mapped while standing by; the takeover begins here.
+            let mut port = Port::map(memory.parts(generation)).unwrap();
+            port.go_on();
             if host.knows(PORT, generation) {
-                restore::restore_port(&mut host, parts).unwrap();
+                restore::restore_mapped(&mut host, port);
             } else {
-                host.open_fresh(parts).unwrap();
+                host.open_mapped(port);
             }
         }
         let durable = restore::durable(&mut host);
