@@ -82,6 +82,14 @@ impl Talker {
         self.port.address()
     }
 
+    /// Waits until every receiver has confirmed what it was said to have; only with integrity. How many have not.
+    pub fn confirm(&mut self, within: Duration) -> Result<u64> {
+        let left = self.port.confirm(within)?;
+        // What came meanwhile is in the port's backlog.
+        while self.receive(Duration::ZERO)? > 0 {}
+        Ok(left)
+    }
+
     pub fn books(&self) -> Books {
         Books::new(self.address(), &self.lanes, &self.inboxes)
     }
@@ -160,6 +168,7 @@ impl Talker {
                 outbox.end(sent.tag, sent.status);
                 self.port.unknown(Event::Sent(sent));
             }
+            Event::Integrity(report) => bail!("{}: {report}", self.port.address()),
             other => self.port.unknown(other),
         }
         if self.port.anomalies() > 0 {
