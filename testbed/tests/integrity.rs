@@ -130,11 +130,9 @@ impl Pair {
         self.one
             .send_bytes(TO, bytes, SendOptions::default())
             .unwrap();
-        loop {
-            match self.one.blocking_receive(STEP).unwrap().unwrap() {
-                Event::Sent(sent) => break assert_eq!(sent.status, Status::Delivered),
-                other => panic!("{other:?}"),
-            }
+        match self.one.blocking_receive(STEP).unwrap().unwrap() {
+            Event::Sent(sent) => assert_eq!(sent.status, Status::Delivered),
+            other => panic!("{other:?}"),
         }
     }
 
