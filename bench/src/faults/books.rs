@@ -195,7 +195,8 @@ impl Tally {
     /// What integrity should have reported, and did not: one wrong message handed out is one too many, and what is lost must be told of. Of one
     /// stream, with what was reported at its two ends.
     pub fn is_unreported(&self, reported: u64) -> bool {
-        self.duplicated + self.corrupted > 0 || self.lost > 0 && reported == 0
+        // What never ended was not called delivered either.
+        self.duplicated + self.corrupted > 0 || self.lost > self.unended && reported == 0
     }
 }
 

@@ -63,7 +63,10 @@ impl Deaths<'_> {
                 outcome.false_alarms += after.saturating_sub(expected);
             }
             outcome.median_gap_ns = scene.steady()?.log.median_ns();
-            outcome.tally.merge(scene.settle()?);
+            outcome.tally.merge(match survived {
+                Ok(()) => scene.settle()?,
+                Err(_) => scene.settle_broken()?,
+            });
         }
         Ok(outcome)
     }

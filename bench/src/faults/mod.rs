@@ -45,7 +45,9 @@ mod tracee;
 mod victim;
 
 use anyhow::{Result, bail};
+use portolan_testbed::cancel;
 
+use outcome::Outcome;
 pub use plan::Options;
 use progress::Progress;
 use report::Report;
@@ -71,7 +73,10 @@ pub fn run(options: &Options) -> Result<()> {
         progress.begin(item.name(), item.count(), item.expected_s());
         let outcome = deaths::timed(|| item.run(&setting, &mut progress));
         progress.end();
-        let outcome = outcome?;
+        let outcome = match outcome {
+            Err(error) if !cancel::requested() => Outcome::broken(item.name(), &error)?,
+            other => other?,
+        };
         println!("{}", report::line(&outcome));
         report.add(outcome);
         // What is known so far survives whatever comes next.

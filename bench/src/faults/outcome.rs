@@ -101,6 +101,8 @@ pub struct Outcome {
     pub false_alarms: u64,
     pub tally: Tally,
     pub promise: Promise,
+    /// The campaign could not go on.
+    pub broken: bool,
     /// On the node of each engine hurt, where that is what is measured.
     pub open_ports: Option<u64>,
     /// Of flipped bits.
@@ -135,6 +137,7 @@ impl Outcome {
             false_alarms: 0,
             tally: Tally::default(),
             promise: Promise::Exact,
+            broken: false,
             open_ports: None,
             flips: None,
             detect: Times::new()?,
@@ -149,6 +152,14 @@ impl Outcome {
             took_s: 0.0,
             more: serde_json::Map::new(),
         })
+    }
+
+    /// Of a campaign that could not go on.
+    pub fn broken(kind: &str, why: &anyhow::Error) -> Result<Self> {
+        let mut outcome = Self::new(kind)?;
+        outcome.broken = true;
+        outcome.note(format!("{why:#}"));
+        Ok(outcome)
     }
 
     pub fn note(&mut self, what: String) {
@@ -184,6 +195,7 @@ impl Outcome {
                 complaints.push(format!("{count} {what}"));
             }
         };
+        complain(u64::from(self.broken), "campaign broken off");
         if let Some(flips) = &self.flips {
             complain(
                 flips.replaced.saturating_sub(flips.recovered),

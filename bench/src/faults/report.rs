@@ -10,6 +10,9 @@ use super::cost::Cost;
 use super::outcome::Outcome;
 use super::tables;
 
+/// Notes printed of a campaign that complains; the report has more.
+const NOTES: usize = 12;
+
 /// Everything that was found out.
 pub struct Report {
     seed: u64,
@@ -56,7 +59,7 @@ impl Report {
         let of = |outcome: &Outcome| {
             let kind = &outcome.kind;
             let complaints = outcome.complaints().into_iter();
-            let notes = outcome.notes.iter().chain(&outcome.tally.notes);
+            let notes = outcome.notes.iter().chain(&outcome.tally.notes).take(NOTES);
             let found: Vec<String> = complaints.map(|c| format!("{kind}: {c}")).collect();
             match found.is_empty() {
                 true => found,

@@ -28,6 +28,8 @@ const FIRST_IDLE_PORT: u16 = 80;
 const IDLE_BYTES: u64 = 1 << 16;
 /// Bound on everything under way to end once nobody begins anything new.
 const SETTLED: Duration = Duration::from_secs(45);
+/// The same where the world is known to be broken.
+const BROKEN: Duration = Duration::from_secs(5);
 /// Bound on receivers to say what they have: what they lack is reported before.
 const CONFIRMED: Duration = Duration::from_secs(3);
 /// The pause between two looks at something that cannot be waited for.
@@ -226,8 +228,17 @@ impl Scene {
 
     /// Nobody begins anything new, everything under way ends, and the books are compared. The daemons go on.
     pub fn settle(&mut self) -> Result<Tally> {
+        self.settle_within(SETTLED)
+    }
+
+    /// [`Scene::settle`] where something does not go on any more: what hangs is not waited for.
+    pub fn settle_broken(&mut self) -> Result<Tally> {
+        self.settle_within(BROKEN)
+    }
+
+    fn settle_within(&mut self, within: Duration) -> Result<Tally> {
         self.orders.quiet.store(true, Ordering::SeqCst);
-        let deadline = Instant::now() + SETTLED;
+        let deadline = Instant::now() + within;
         let outstanding = |meter: &Meter| meter.outstanding.load(Ordering::SeqCst);
         while self.total(outstanding) > 0 && Instant::now() < deadline {
             if self.check().is_err() {
