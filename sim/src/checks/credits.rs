@@ -249,6 +249,10 @@ impl Check for Credits {
             let anew = account.sent.wrapping_add(eager);
             if believed {
                 (account.association.theirs, account.limit) = (theirs, anew);
+                if known.is_some() {
+                    // The successor counts for itself.
+                    (account.seen, account.heard) = (None, None);
+                }
             } else if serial_lt(account.limit, anew) {
                 account.limit = anew;
             }
