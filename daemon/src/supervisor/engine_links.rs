@@ -41,8 +41,7 @@ impl Supervisor {
         let routes = self.routes.values();
         messages.extend(routes.map(|route| (ToEngine::Route(route.clone()), Vec::new())));
         let ports = self.ports.iter().filter(|(number, port)| {
-            matches!(port.phase, Phase::Open | Phase::Opening)
-                && self.config.engine_of(*number) == index
+            port.phase != Phase::Free && self.config.engine_of(*number) == index
         });
         messages.extend(ports.filter_map(|(number, port)| {
             let memory = port.memory.as_ref()?;

@@ -2,13 +2,16 @@
 //!
 //! | phase (journal) | entered by | left by |
 //! |---|---|---|
-//! | Free (CLOSED) | the engine's `PortClosed`, or its death while Closing | a client's `OpenPort` → Opening |
+//! | Free (CLOSED) | the engine's `PortClosed`, or that no engine comes | a client's `OpenPort` → Opening |
 //! | Opening (OPENING) | memory made, generation raised | `PortOpened` → Open, then the client's reply; the client gone, a deadline → Closing |
 //! | Open (OPEN) | | `ClosePort`, the client gone → Closing; the engine's `PortClosed` for cause → Free |
-//! | Closing (CLOSING) | | `PortClosed`, or the engine's death → Free |
+//! | Closing (CLOSING) | | `PortClosed` → Free; the engine's death: its successor is told of the port, and to close it |
 //!
 //! A number is free again only when no engine can have the memory mapped. While an engine is dead the phases stand still and are
-//! told to the next one.
+//! told to the next one. So it is with a port being closed: its application may have read a message whose commit the dead engine had
+//! published and not yet settled, and only who maps the port's events can bring the ledger up to it. A successor that never heard of the port
+//! would tell the message's sender that it was not delivered. For the same reason a standby forgets a port when the engine that serves
+//! has let go of it, and not before.
 
 use std::time::{Duration, Instant};
 
@@ -366,14 +369,15 @@ impl Supervisor {
         engine
             .memory
             .set_port_life(number, generation, state::CLOSING);
-        let served = engine.has_process();
+        // Without a process the next one is told when it takes over, unless it will not come soon.
+        let nobody = !engine.has_process() && engine.is_degraded();
         let message = ToEngine::ClosePort {
             port: number,
             generation,
             reason,
         };
-        self.tell(index, &message, Vec::new());
-        if !served {
+        self.tell_active(index, &message);
+        if nobody {
             self.port_is_closed(number, reason);
         }
     }
@@ -394,18 +398,17 @@ impl Supervisor {
         if !current {
             return;
         }
+        let message = ToEngine::ClosePort {
+            port: number,
+            generation,
+            reason,
+        };
+        self.tell_standby(index, &message);
         if !matches!(
             reason,
             CloseReason::ByOwner | CloseReason::OwnerGone | CloseReason::Administrator
         ) {
             tracing::warn!(port = number, ?reason, "port closed for cause");
-            // Nobody told it to, so nobody told its standby.
-            let message = ToEngine::ClosePort {
-                port: number,
-                generation,
-                reason,
-            };
-            self.tell_standby(index, &message);
             if let Some(user) = self.ports.get(number).map(|port| port.owner_uid) {
                 self.ports.hold_back(user, Instant::now());
             }
@@ -413,7 +416,7 @@ impl Supervisor {
         self.port_is_closed(number, reason);
     }
 
-    /// The engine of these ports is dead: nobody maps their memory any more.
+    /// The engine of these ports is dead and has no successor that would close them.
     pub(super) fn finish_closing(&mut self, index: usize, reason: CloseReason) {
         for number in self.ports_in(index, Phase::Closing) {
             self.port_is_closed(number, reason);

@@ -175,7 +175,6 @@ impl Supervisor {
             engine.state = EngineState::Served;
         }
         self.poll.set_timer(by, Timer::Engine(engine.index));
-        // It may have forgotten them as a standby, without saying so.
         self.tell_closing_again(index);
     }
 
@@ -310,8 +309,6 @@ impl Supervisor {
             engine.active = engine.standby.take();
             self.on_taking_over(index, now);
         } else {
-            // Nobody who serves maps the memory of closing ports any more.
-            self.finish_closing(index, CloseReason::OwnerGone);
             self.recover(index, tier, wait, now);
         }
     }
@@ -341,6 +338,7 @@ impl Supervisor {
         };
         let queue = engine.index;
         if engine.state == EngineState::Stopping || self.stopping {
+            self.finish_closing(index, CloseReason::OwnerGone);
             self.settle_stop(index);
             return;
         }
@@ -362,6 +360,7 @@ impl Supervisor {
             "engine degraded: it keeps dying, the next start waits"
         );
         self.poll.set_timer(now + wait, Timer::Engine(queue));
+        self.finish_closing(index, CloseReason::OwnerGone);
         self.refuse_opening(index);
     }
 
