@@ -1,6 +1,7 @@
 //! Instructions per message, counted by callgrind in this program and in one that keeps nothing for a successor.
 //!
-//! Each count is the difference of two runs, so that what happens once per run is not in it.
+//! Counted is what happens inside the engines' turns, from taking a token to completing it at its sender; not the applications, and not
+//! the socket, whose place a ring in memory takes. Each count is the difference of two runs, so that what happens once per run is not in it.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +14,11 @@ const MANY: u64 = 5_000;
 /// Instructions of one run.
 fn count(program: &Path, messages: u64) -> Result<u64> {
     let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .args([
+            "--tool=callgrind",
+            "--callgrind-out-file=/dev/null",
+            "--toggle-collect=*conversation*Engine*turn*",
+        ])
         .arg(program)
         .args(["ping-pong", "--messages", &messages.to_string()])
         .output()
@@ -32,7 +37,7 @@ fn count(program: &Path, messages: u64) -> Result<u64> {
         .with_context(|| format!("valgrind counts {number:?}"))
 }
 
-/// Instructions of both engines and applications per message.
+/// Instructions of both engines per message.
 fn per_message(program: &Path) -> Result<f64> {
     let (few, many) = (count(program, FEW)?, count(program, MANY)?);
     Ok(many.saturating_sub(few) as f64 / (2 * (MANY - FEW)) as f64)
@@ -42,7 +47,7 @@ fn per_message(program: &Path) -> Result<f64> {
 pub fn print(without: &Path) -> Result<()> {
     let with = per_message(&std::env::current_exe().context("path of this program")?)?;
     let without = per_message(without)?;
-    println!("instructions per 64-byte message, both engines and both applications:");
+    println!("instructions per 64-byte message, in both engines:");
     println!("  as it is            {with:>8.0}");
     println!("  nothing survives    {without:>8.0}");
     println!(

@@ -58,6 +58,8 @@ pub struct Application {
     /// A command goes out after every third message.
     pub commands: bool,
     commanded: usize,
+    /// Messages of the script sent so far.
+    sent: usize,
     /// Messages of the script that may be sent by now.
     pub allowed: usize,
     /// A send failed for a reason that pauses its stream.
@@ -99,6 +101,7 @@ impl Application {
             buffers: TOKENS,
             commands: false,
             commanded: 0,
+            sent: 0,
             allowed: usize::MAX,
             resume: None,
         }
@@ -152,10 +155,9 @@ impl Application {
                 self.command(slot, priority);
                 continue;
             }
-            let next = self.fates.iter().position(|fate| *fate == Fate::Unsent);
-            let Some(next) =
-                next.filter(|next| *next < self.allowed && self.script[*next].at <= now)
-            else {
+            let next = self.sent;
+            let due = self.script.get(next).is_some_and(|m| m.at <= now);
+            if !due || next >= self.allowed {
                 return;
             };
             if self.commands && next / 3 > self.commanded {
@@ -194,6 +196,7 @@ impl Application {
             Sent::Message(nth),
         );
         self.fates[nth] = Fate::Out;
+        self.sent = nth + 1;
     }
 
     fn command(&mut self, slot: u32, priority: u8) {

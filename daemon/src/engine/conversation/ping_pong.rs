@@ -51,7 +51,8 @@ impl<'m> PingPong<'m> {
     pub fn run(&mut self) {
         let messages = self.applications[0].script.len();
         let (mut asked, mut turns) = (0, 0);
-        while !self.applications.iter().all(Application::is_done) {
+        let is_done = |application: &Application| application.received.len() == messages;
+        while !(self.applications.iter()).all(|a| is_done(a) && a.is_done()) {
             turns += 1;
             assert!(turns < 100 + 50 * messages, "nothing comes of it any more");
             for nth in [0, 1] {
