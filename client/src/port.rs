@@ -94,10 +94,10 @@ pub(crate) type Handler = Box<dyn FnMut(&mut Port, Message) + Send>;
 
 /// Where a message goes: slot and, with integrity, stream are chosen.
 #[derive(Clone, Copy, Debug)]
-struct Way {
-    to: Address,
-    slot: TokenRef,
-    stream: u32,
+pub(crate) struct Way {
+    pub(crate) to: Address,
+    pub(crate) slot: TokenRef,
+    pub(crate) stream: u32,
 }
 
 /// From open to over.
@@ -318,29 +318,30 @@ impl Port {
     fn push_send(
         &mut self,
         way: Way,
-        mut len: u32,
-        mut buffer: Option<Buffer>,
+        len: u32,
+        buffer: Option<Buffer>,
         bytes: &[u8],
         options: SendOptions,
     ) -> SendHandle {
-        let Way { to, slot, stream } = way;
-        let mut inline = if buffer.is_none() { bytes } else { &[] };
-        let mut sealed = [0; INLINE_BYTES];
-        if let Some(book) = &mut self.integrity {
-            let whole = len as usize + SEAL;
-            let message = match &mut buffer {
-                Some(buffer) => buffer.whole_mut(whole),
-                None => {
-                    sealed[..bytes.len()].copy_from_slice(bytes);
-                    &mut sealed[..whole]
-                }
-            };
-            book.seal(stream, slot.slot, &options, message);
-            len = whole as u32;
-            if buffer.is_none() {
-                inline = &sealed[..whole];
-            }
+        if self.integrity.is_some() {
+            return self.push_sealed(way, len, buffer, bytes, options);
         }
+        let copied = buffer.is_some() && !bytes.is_empty();
+        let inline = if buffer.is_none() { bytes } else { &[] };
+        self.publish(way, len, buffer, copied, inline, options)
+    }
+
+    /// As [`Self::push_send`], of bytes as they are to travel.
+    pub(crate) fn publish(
+        &mut self,
+        way: Way,
+        len: u32,
+        buffer: Option<Buffer>,
+        copied: bool,
+        inline: &[u8],
+        options: SendOptions,
+    ) -> SendHandle {
+        let Way { to, slot, .. } = way;
         let ack = match options.ack {
             AckMode::Policy => 0,
             AckMode::Immediate => FLAG_ACK_IMMEDIATE,
@@ -359,7 +360,7 @@ impl Port {
             timeout_us: options.timeout.map_or(0, timeout_us),
         };
         let send = InFlight {
-            copied: buffer.is_some() && !bytes.is_empty(),
+            copied,
             buffer,
             to,
             priority: options.priority,
@@ -528,12 +529,14 @@ impl Port {
             book.owe_all();
             self.post_notes();
         }
-        while self.send_book.out() > 0 || self.notes_out() {
-            match self.receive_until(deadline) {
+        while (self.send_book.out() > 0 || self.receipts_out())
+            && matches!(self.wait_until(deadline), Ok(true))
+        {
+            match self.receive() {
                 Ok(Some(Event::Sent(sent))) if sent.status.is_delivered() => closed.delivered += 1,
                 Ok(Some(Event::Sent(_))) => closed.failed += 1,
-                Ok(Some(_)) => {}
-                Ok(None) | Err(_) => break,
+                Ok(_) => {}
+                Err(_) => break,
             }
         }
         closed.unfinished = self.send_book.out();

@@ -75,7 +75,7 @@ impl Port {
         self.wait = wait;
     }
 
-    fn wait_until(&mut self, deadline: u64) -> Result<bool, PortError> {
+    pub(crate) fn wait_until(&mut self, deadline: u64) -> Result<bool, PortError> {
         if !self.backlog.is_empty() {
             return Ok(true);
         }

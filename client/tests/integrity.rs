@@ -309,6 +309,26 @@ fn silence_and_a_closed_port_are_no_deadlock() {
     nothing(&mut a);
 }
 
+// The receiver closes its port when it has what it wanted. Expect: its receipts still go out, without waiting for anybody; the sender hears
+// of nothing.
+#[test]
+fn who_closes_says_what_came() {
+    let daemon = FakeDaemon::start();
+    let (mut a, mut b) = (open(&daemon, 10), open(&daemon, 11));
+    provide(&mut b, 3, 100, Priority::Low);
+    for _ in 0..3 {
+        a.send_bytes((NODE, 11), b"farewell", SendOptions::default())
+            .unwrap();
+        sent(&mut a);
+        message(&mut b);
+    }
+    let start = std::time::Instant::now();
+    b.close(LONG).unwrap();
+    assert!(start.elapsed() < LONG / 2);
+    assert!(a.blocking_receive(2 * SOON).unwrap().is_none());
+    assert_eq!(a.unconfirmed(), 0);
+}
+
 // One end has no integrity. Expect: the other says so.
 #[test]
 fn both_ends_must_have_it() {

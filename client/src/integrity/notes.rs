@@ -5,6 +5,9 @@ use crate::integrity::{Book, Fault, NOTES, Posted, pauses};
 use crate::names::Address;
 use crate::status::Status;
 
+/// Statements under way at one time.
+const ASKING: usize = NOTES as usize / 2;
+
 impl Book {
     /// Streams that wait are asked now.
     pub(crate) fn ask_all(&mut self) {
@@ -23,7 +26,10 @@ impl Book {
     }
 
     /// The next note to send: to whom, its bytes and tag, and whose statement it is.
-    pub(super) fn next_note(&mut self) -> Option<(Address, [u8; NOTE], u64, Option<u32>)> {
+    pub(super) fn next_note(
+        &mut self,
+        now: u64,
+    ) -> Option<(Address, [u8; NOTE], u64, Option<u32>)> {
         while let Some(at) = self.owed.pop_front() {
             let Some((to, priority)) = self.receiving.name(at) else {
                 continue;
@@ -38,7 +44,9 @@ impl Book {
                 return Some((to, bytes, tag, None));
             }
         }
-        if self.wanted >= NOTES {
+        // Those who answer nobody shall not keep us from answering.
+        let asking = self.posted.iter().filter(|p| p.asks.is_some()).count();
+        if self.wanted >= NOTES || asking >= ASKING {
             return None;
         }
         let at = self.asks.pop_front()?;
@@ -46,6 +54,9 @@ impl Book {
         let stream = self.sending.get(at)?;
         if !std::mem::replace(&mut stream.wanted, true) {
             self.wanted += 1;
+        }
+        if stream.asked == 0 {
+            stream.asked = now;
         }
         let (bytes, tag) = Note::Statement(stream.count.statement(priority)).write(self.own, to);
         Some((to, bytes, tag, Some(at)))
@@ -119,11 +130,9 @@ impl Book {
             if silent || age >= 8 * quarter {
                 written_off = stream.count.write_off();
                 stream.quiet = true;
+                (stream.since, stream.asked, stream.asks) = (0, 0, 0);
             } else if age >= quarter * (1 + stream.asks) {
                 stream.asks += 1;
-                if stream.asked == 0 {
-                    stream.asked = now;
-                }
                 // What was asked for is not coming.
                 if std::mem::take(&mut stream.wanted) {
                     self.wanted -= 1;

@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use portolan_abi::event::Event as Entry;
-use portolan_abi::token::{FLAG_ACK_LAZY, FLAG_INLINE, Opcode, SendToken};
+use portolan_abi::token::{FLAG_ACK_LAZY, FLAG_INLINE, INLINE_BYTES, Opcode, SendToken};
 
 use crate::alarm::{deadline_ns, now_ns};
 use crate::arena::Buffer;
 use crate::error::PortError;
-use crate::event::{Event, Message};
+use crate::event::{Event, Message, SendHandle};
 use crate::integrity::{Fault, Judgement, NOTE, NOTES, Posted, SEAL};
 use crate::names::{Address, NodeId, PortId, Priority};
-use crate::port::Port;
+use crate::port::{Port, SendOptions, Way};
 use crate::status::Status;
 use crate::tokens::Use;
 
@@ -51,6 +51,38 @@ impl Port {
             self.provide_receive_buffer(buffer, Priority::High).ok()?;
         }
         Some(())
+    }
+
+    /// Seals and publishes a send, as [`Self::publish`] does without integrity.
+    pub(crate) fn push_sealed(
+        &mut self,
+        way: Way,
+        len: u32,
+        mut buffer: Option<Buffer>,
+        bytes: &[u8],
+        options: SendOptions,
+    ) -> SendHandle {
+        let copied = buffer.is_some() && !bytes.is_empty();
+        let whole = len as usize + SEAL;
+        let mut inline = [0; INLINE_BYTES];
+        let message = match &mut buffer {
+            Some(buffer) => buffer.whole_mut(whole),
+            None => {
+                // Whoever chose to send without a buffer has seen that it fits.
+                let whole = whole.min(INLINE_BYTES);
+                let payload = bytes.len().min(INLINE_BYTES - SEAL);
+                inline[..payload].copy_from_slice(&bytes[..payload]);
+                &mut inline[..whole]
+            }
+        };
+        if let Some(book) = &mut self.integrity {
+            book.seal(way.stream, way.slot.slot, &options, message);
+        }
+        let inline = match &buffer {
+            Some(_) => &[],
+            None => &inline[..whole.min(INLINE_BYTES)],
+        };
+        self.publish(way, whole as u32, buffer, copied, inline, options)
     }
 
     /// A message came in `buffer`, which was provided at `provided`. With integrity on.
@@ -107,10 +139,12 @@ impl Port {
         }
     }
 
-    /// Are notes under way?
-    pub(crate) fn notes_out(&self) -> bool {
+    /// Are receipts under way?
+    pub(crate) fn receipts_out(&self) -> bool {
         let book = self.integrity.as_ref();
-        book.is_some_and(|book| !book.posted.is_empty() || !book.owed.is_empty())
+        book.is_some_and(|book| {
+            !book.owed.is_empty() || book.posted.iter().any(|p| p.asks.is_none())
+        })
     }
 
     /// A note's slot is free again.
@@ -189,13 +223,14 @@ impl Port {
             let Some(slot) = self.send_book.next(true) else {
                 return;
             };
-            let Some((to, bytes, tag, asks)) = book.next_note() else {
+            let now = now_ns();
+            let Some((to, bytes, tag, asks)) = book.next_note(now) else {
                 return;
             };
             book.posted.push(Posted {
                 slot: slot.slot,
                 generation: slot.generation,
-                at: now_ns(),
+                at: now,
                 to,
                 asks,
             });
@@ -215,13 +250,13 @@ impl Port {
         }
     }
 
-    /// Notes that nobody waits for any more are cancelled: a cancel pauses no stream.
+    /// Notes that found no way in a quarter are cancelled, which pauses no stream: the next will know more, and others want the slots.
     fn give_up_notes(&mut self, now: u64) {
         for i in 0..NOTES as usize {
             let Some(book) = &mut self.integrity else {
                 return;
             };
-            let old = 4 * book.quarter_ns;
+            let old = book.quarter_ns;
             let Some(posted) = book.posted.get_mut(i) else {
                 return;
             };

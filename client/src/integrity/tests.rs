@@ -68,7 +68,7 @@ fn talk(a: &mut Book, b: &mut Book) {
             } else {
                 (&mut *b, &mut *a)
             };
-            while let Some((address, bytes, tag, asks)) = from.next_note() {
+            while let Some((address, bytes, tag, asks)) = from.next_note(1) {
                 assert_eq!(address, to.own);
                 to.note(&bytes, from.own, High, tag);
                 if let Some(stream) = asks.and_then(|at| from.sending.get(at)) {
@@ -399,7 +399,7 @@ fn silence_is_reported() {
         if a.due().is_some_and(|due| now >= due) {
             a.look(now);
         }
-        while let Some((_, _, _, Some(at))) = a.next_note() {
+        while let Some((_, _, _, Some(at))) = a.next_note(now) {
             asked += 1;
             a.sending.get(at).unwrap().asking = false;
         }
@@ -407,6 +407,17 @@ fn silence_is_reported() {
     }
     let expected = [(Fault::Unconfirmed, 1), (Fault::Endless, 1)].into();
     assert_eq!(reports(&mut a), expected);
+    // A new message has all its time.
+    let next = send(&mut a, address(11), 2, 10);
+    delivered(&mut a, &next);
+    for _ in 0..3 {
+        a.look(now);
+        now += 300_000;
+    }
+    assert!(reports(&mut a).is_empty());
+    let mut b = book(11, 2);
+    assert!(deliver(&mut b, address(10), &next));
+    settle(&mut a, &mut b);
     assert!((1..=4).contains(&asked), "{asked}");
     assert_eq!(a.wanted, 0);
     // It ends after all: nothing is left to do.
