@@ -4,6 +4,7 @@
 
 mod support;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use portolan::{
@@ -13,9 +14,19 @@ use portolan::{
 use portolan_abi::event::{Event as Entry, EventKind, Offered};
 use support::{DELIVERED, FakeDaemon, LONG, NODE, SECOND};
 
-const SOON: Duration = Duration::from_millis(40);
+/// Where silence is what a test is about.
+const SOON: Duration = Duration::from_millis(400);
 
 fn options(port: u16) -> PortOptions {
+    PortOptions {
+        integrity: Some(Integrity {
+            confirm_within: LONG,
+        }),
+        ..PortOptions::at(port)
+    }
+}
+
+fn impatient(port: u16) -> PortOptions {
     PortOptions {
         integrity: Some(Integrity {
             confirm_within: SOON,
@@ -93,13 +104,17 @@ fn high(tag: u64) -> SendOptions {
 
 // Confirms while the other end looks at its port.
 fn confirm(port: &mut Port, peer: &mut Port) -> u64 {
+    let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let other = scope.spawn(|| {
-            let event = peer.blocking_receive(SOON / 2).unwrap();
-            assert!(event.is_none(), "{event:?}");
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                let event = peer.receive().unwrap();
+                assert!(event.is_none(), "{event:?}");
+                std::thread::yield_now();
+            }
         });
         let left = port.confirm(LONG).unwrap();
-        other.join().unwrap();
+        done.store(true, Ordering::Relaxed);
         left
     })
 }
@@ -235,7 +250,8 @@ fn what_changed_after_the_commit_is_seen() {
 #[test]
 fn what_is_called_delivered_and_is_not_is_reported() {
     let daemon = FakeDaemon::start();
-    let (mut a, mut b) = (open(&daemon, 10), open(&daemon, 11));
+    let mut a = open_with(&daemon, impatient(10));
+    let mut b = open(&daemon, 11);
     provide(&mut b, 4, 100, Priority::Low);
     let swallow = |a: &mut Port| {
         daemon.with_port(10, |p| p.swallow = 1);
@@ -266,13 +282,17 @@ fn what_is_called_delivered_and_is_not_is_reported() {
     // The last of all.
     swallow(&mut a);
     let lost = of(Fault::Lost, 10, Priority::Low, 1);
+    let done = &AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let other = scope.spawn(|| {
-            assert_eq!(report(&mut b), lost);
-            assert!(b.blocking_receive(SOON).unwrap().is_none());
+        let b = &mut b;
+        scope.spawn(move || {
+            assert_eq!(report(b), lost);
+            while !done.load(Ordering::Relaxed) {
+                nothing(b);
+            }
         });
         assert_eq!(report(&mut a), of(Fault::Lost, 11, Priority::Low, 1));
-        other.join().unwrap();
+        done.store(true, Ordering::Relaxed);
     });
     assert_eq!(a.unconfirmed(), 0);
 }
@@ -282,7 +302,8 @@ fn what_is_called_delivered_and_is_not_is_reported() {
 #[test]
 fn silence_and_a_closed_port_are_no_deadlock() {
     let daemon = FakeDaemon::start();
-    let (mut a, mut b) = (open(&daemon, 10), open(&daemon, 11));
+    let mut a = open_with(&daemon, impatient(10));
+    let mut b = open(&daemon, 11);
     provide(&mut b, 1, 100, Priority::Low);
     a.send_bytes((NODE, 11), b"unheard", SendOptions::default())
         .unwrap();
@@ -314,7 +335,8 @@ fn silence_and_a_closed_port_are_no_deadlock() {
 #[test]
 fn who_closes_says_what_came() {
     let daemon = FakeDaemon::start();
-    let (mut a, mut b) = (open(&daemon, 10), open(&daemon, 11));
+    let mut a = open_with(&daemon, impatient(10));
+    let mut b = open(&daemon, 11);
     provide(&mut b, 3, 100, Priority::Low);
     for _ in 0..3 {
         a.send_bytes((NODE, 11), b"farewell", SendOptions::default())
@@ -333,7 +355,7 @@ fn who_closes_says_what_came() {
 #[test]
 fn both_ends_must_have_it() {
     let daemon = FakeDaemon::start();
-    let mut a = open(&daemon, 10);
+    let mut a = open_with(&daemon, impatient(10));
     let mut b = open_with(&daemon, PortOptions::at(11));
     provide(&mut a, 2, 100, Priority::High);
     provide(&mut b, 8, 200, Priority::High);
@@ -355,15 +377,12 @@ fn both_ends_must_have_it() {
 #[test]
 fn shortened_messages_come_without_a_seal() {
     let daemon = FakeDaemon::start();
+    let mut a = open(&daemon, 10);
     let mut b = open_with(&daemon, options(11).ask_first(0));
-    let least = daemon.with_port(11, |p| {
-        p.client
-            .header()
-            .ask_first
-            .load(std::sync::atomic::Ordering::Relaxed)
-    });
+    let least = daemon.with_port(11, |p| p.client.header().ask_first.load(Ordering::Relaxed));
     assert_eq!(least, 33, "notes are not offered");
-    provide(&mut b, 2, 5, Priority::Low);
+    provide(&mut b, 1, 5, Priority::Low);
+    provide(&mut b, 1, 10, Priority::Low);
     b.on_offer(|offer| {
         assert_eq!((offer.total(), offer.first().len()), (10, 10));
         Verdict::Shorten(5)
@@ -410,6 +429,18 @@ fn shortened_messages_come_without_a_seal() {
         (&came[..], came.total(), came.is_verified()),
         (&b"xxxxx"[..], 10, false)
     );
+
+    // What it was, its sender knows. The next one: nothing is missing.
+    daemon.with_port(10, |p| p.swallow = 1);
+    for _ in 0..2 {
+        a.send_bytes((NODE, 11), b"0123456789", SendOptions::default())
+            .unwrap();
+        sent(&mut a);
+    }
+    assert!(message(&mut b).is_verified());
+    assert_eq!(confirm(&mut a, &mut b), 0);
+    nothing(&mut a);
+    provide(&mut b, 1, 5, Priority::Low);
 
     // Never answered for: the engine makes it up.
     let (_, slot) = daemon.with_port(11, |p| p.offered_buffer(37));

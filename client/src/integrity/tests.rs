@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::incoming::Incoming;
-use super::outgoing::{End, GAPS_FOR_TESTS as GAPS, Outgoing, WINDOW};
-use super::seal::{Seal, Statement};
+use super::incoming::{Incoming, Judged};
+use super::outgoing::{End, GAPS_FOR_TESTS as GAPS, Outgoing, WINDOW, Word};
+use super::seal::{Receipt, Seal, Statement};
 use super::*;
 use crate::names::Priority::{High, Low};
 
@@ -345,6 +345,65 @@ fn the_first_of_a_stream_is_lost() {
     assert_eq!(reports(&mut a), [(Fault::Unconfirmed, 2)].into());
 }
 
+// A statement comes twice, its first receipt lost; a gap grows after it was stated, and what was given up in it came. Expect: no complaint
+// about the first; one about the second.
+#[test]
+fn statements_are_told_again() {
+    let (mut sender, mut receiver) = (Outgoing::new(7, 0), Incoming::default());
+    let certain = End::GivenUp { certain: true };
+    let (first, back) = sender.send();
+    receiver.message(&seal(7, first, back));
+    sender.ended(first, End::Delivered);
+    let (given_up, _) = sender.send();
+    sender.ended(given_up, certain);
+    let statement = sender.statement(Low);
+    for _ in 0..2 {
+        assert_eq!(receiver.statement(&statement), Some(Judged::default()));
+    }
+    let (denied, back) = sender.send();
+    receiver.message(&seal(7, denied, back));
+    sender.ended(denied, certain);
+    let word = sender.receipt(&receiver.receipt(1, Low).unwrap()).unwrap();
+    let contradicted = Word {
+        contradicted: 1,
+        ..Word::default()
+    };
+    assert_eq!(word, contradicted);
+}
+
+// A receipt of the port's former owner comes late. Expect: nothing is counted twice.
+#[test]
+fn a_late_receipt_changes_nothing() {
+    let mut sender = Outgoing::new(7, 0);
+    for _ in 0..5 {
+        let (sequence, _) = sender.send();
+        sender.ended(sequence, End::Delivered);
+    }
+    let receipt = |receiver, start, upto, lost| Receipt {
+        session: 7,
+        priority: Low,
+        receiver,
+        start,
+        upto,
+        lost,
+    };
+    let old = receipt(1, 0, 2, 1);
+    let new = receipt(2, 3, 5, 1);
+    let mut hear = |receipt| {
+        let word = sender.receipt(&receipt).unwrap();
+        (word.lost, word.unconfirmed)
+    };
+    assert_eq!(hear(old), (1, 0));
+    assert_eq!(hear(new), (1, 1));
+    assert_eq!(hear(old), (0, 0));
+    assert_eq!(hear(new), (0, 0));
+    assert_eq!(
+        sender.receipt(&receipt(2, 3, 6, 1)),
+        None,
+        "beyond what was sent"
+    );
+}
+
 // Messages for another port, from another, at another priority; one cut short; one that has no seal. Expect: none handed out, each
 // reported as what it is.
 #[test]
@@ -407,6 +466,7 @@ fn silence_is_reported() {
     }
     let expected = [(Fault::Unconfirmed, 1), (Fault::Endless, 1)].into();
     assert_eq!(reports(&mut a), expected);
+    assert_eq!(a.wanted, 0);
     // A new message has all its time.
     let next = send(&mut a, address(11), 2, 10);
     delivered(&mut a, &next);
