@@ -34,6 +34,7 @@ pub fn pauses(setting: &Setting, count: u64, progress: &mut Progress) -> Result<
     warm_up(&scene)?;
     let log = scene.steady()?.log.clone();
     let bound_us = Bounds::of(scene.daemon(1)?)?.stuck_after_us;
+    let bound_us = bound_us.context("the daemon's status does not name `stuck_after_us`")?;
     let longest = Duration::from_micros(bound_us * PAUSE_PERCENT / 100);
     let mut too_long = 0;
     for _ in 0..count {

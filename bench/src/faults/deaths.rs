@@ -12,7 +12,7 @@ use super::outcome::Outcome;
 use super::progress::Progress;
 use super::random::Random;
 use super::scene::{NODES, Scene, Setting};
-use super::victim::Engine;
+use super::victim::{Bounds, Engine};
 
 /// Bound on an engine with its standby to be there.
 const READY: Duration = Duration::from_secs(10);
@@ -48,6 +48,8 @@ impl Deaths<'_> {
         while outcome.injected < self.count && broken < WORLDS {
             let mut scene = Scene::start(self.setting)?;
             let before = recoveries(&scene)?;
+            let bounds = serde_json::to_value(Bounds::of(scene.daemon(1)?)?)?;
+            outcome.more.insert("bounds_us".into(), bounds);
             let injected_before = outcome.injected;
             let survived = self.hurt(&scene, &mut outcome, &mut random, progress);
             let after = recoveries(&scene);
@@ -147,7 +149,13 @@ pub fn one(
     let over = recovered.ready_at_ns.max(injected.at_ns) + ns(AROUND);
     sleep_until(over);
     let outage = log.longest_ns(injected.at_ns, over);
-    outcome.outage.record(outage.saturating_sub(median).max(1));
+    if let Some(ended) = log.longest_end_ns(injected.at_ns, over) {
+        let resumed = ended.saturating_sub(recovered.ready_at_ns);
+        outcome.resume.record(resumed.max(1));
+    }
+    let outage = outage.saturating_sub(median).max(1);
+    outcome.outage.record(outage);
+    outcome.outage_at[usize::from(node == NODES[1])].record(outage);
     log.forget_before(injected.at_ns);
     Ok(())
 }

@@ -133,3 +133,49 @@ impl Drop for Frozen {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::time::Instant;
+
+    use super::*;
+
+    fn cpu_ns(pid: i32) -> u64 {
+        let text = fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap();
+        text.split(' ').next().unwrap().parse().unwrap()
+    }
+
+    // A process that computes is frozen with its group. Expect: it uses no more processor time until the fault is undone; the group is gone
+    // afterwards. Where there are no control groups, nothing is to be seen.
+    #[test]
+    fn a_frozen_process_stands_still() {
+        if !can_freeze() {
+            return;
+        }
+        let mut child = Command::new("sh")
+            .args(["-c", "while :; do :; done"])
+            .spawn()
+            .unwrap();
+        let pid = child.id().cast_signed();
+        let injected = Fault::Freeze.inject(pid, Path::new("")).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let before = cpu_ns(pid);
+            std::thread::sleep(Duration::from_millis(50));
+            if cpu_ns(pid) == before {
+                break;
+            }
+            assert!(Instant::now() < deadline, "it computes on");
+        }
+        let frozen = cpu_ns(pid);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(frozen > 0);
+        drop(injected);
+        let group = Frozen::root()
+            .unwrap()
+            .join(format!("portolan-faults-{pid}"));
+        assert!(!group.exists());
+    }
+}

@@ -111,10 +111,14 @@ pub struct Outcome {
     pub detect: Times,
     /// Detection to the successor serving.
     pub takeover: Times,
+    /// The successor serving to the end of the longest gap.
+    pub resume: Times,
     /// What the successor says it took.
     pub adopt: Times,
     /// The longest gap between deliveries, less the median gap.
     pub outage: Times,
+    /// The same, of faults where the steady stream begins, and of faults where it ends.
+    pub outage_at: [Times; 2],
     /// The same for spans without a fault: the machine's noise.
     pub noise: Times,
     /// The median gap between deliveries, in nanoseconds.
@@ -142,8 +146,10 @@ impl Outcome {
             flips: None,
             detect: Times::new()?,
             takeover: Times::new()?,
+            resume: Times::new()?,
             adopt: Times::new()?,
             outage: Times::new()?,
+            outage_at: [Times::new()?, Times::new()?],
             noise: Times::new()?,
             median_gap_ns: 0,
             causes: BTreeMap::new(),
@@ -244,9 +250,12 @@ impl Outcome {
             "messages": self.tally.sent,
             "detect_us": self.detect.json(),
             "takeover_us": self.takeover.json(),
+            "resume_us": self.resume.json(),
             "adopt_us": self.adopt.json(),
             "open_ports": self.open_ports,
             "outage_us": self.outage.json(),
+            "outage_at_sender_us": self.outage_at[0].json(),
+            "outage_at_receiver_us": self.outage_at[1].json(),
             "noise_us": self.noise.json(),
             "median_gap_us": self.median_gap_ns as f64 / 1000.0,
             "causes": self.causes,

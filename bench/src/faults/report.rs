@@ -85,6 +85,7 @@ impl Report {
                 "false alarms",
                 "detect us",
                 "takeover us",
+                "resume us",
                 "outage us",
                 "noise us",
             ]
@@ -104,6 +105,7 @@ impl Report {
                 outcome.false_alarms.to_string(),
                 outcome.detect.text(),
                 outcome.takeover.text(),
+                outcome.resume.text(),
                 outcome.outage.text(),
                 outcome.noise.text(),
             ]);

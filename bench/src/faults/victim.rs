@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use portolan_testbed::{Daemon, cancel};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::clock::now_ns;
@@ -49,10 +49,11 @@ pub struct Recovered {
     pub ready_at_ns: u64,
 }
 
-/// Bounds of the watchdog.
-#[derive(Clone, Copy, Debug)]
+/// Bounds of the watchdog, in microseconds; none where the daemon does not say.
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct Bounds {
-    pub stuck_after_us: u64,
+    pub hang_after_us: Option<u64>,
+    pub stuck_after_us: Option<u64>,
 }
 
 impl Engine {
@@ -155,12 +156,13 @@ fn wait(
 }
 
 impl Bounds {
-    /// As the daemon says, or its defaults where it does not.
+    /// As the daemon says.
     pub fn of(daemon: &Daemon) -> Result<Self> {
         let status = daemon.status()?;
         let bound = |name: &str| status["recovery"][name].as_u64();
         Ok(Self {
-            stuck_after_us: bound("stuck_after_us").unwrap_or(20_000),
+            hang_after_us: bound("hang_after_us"),
+            stuck_after_us: bound("stuck_after_us"),
         })
     }
 }
