@@ -170,7 +170,7 @@ fn ended(port: &mut Port, event: Event) -> Result<()> {
         Event::Sent(sent) => {
             ensure!(sent.status.is_delivered(), "a send ended {}", sent.status);
         }
-        event => drop(port.unknown(event)),
+        event => port.unknown(event),
     }
     Ok(())
 }

@@ -207,7 +207,7 @@ impl Outcome {
                 flips.replaced.saturating_sub(flips.recovered),
                 "engines not recovered",
             );
-            complain(flips.stood_still, "engines stood still unnoticed");
+            complain(flips.down, "flips after which nothing went on");
             complain(
                 flips.unreported,
                 "streams with harm that no application was told of",

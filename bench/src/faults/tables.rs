@@ -67,6 +67,12 @@ pub fn one(outcomes: &[Outcome]) -> Option<String> {
     rows.push(row("of these recovered", ["281", "-"], &|t| {
         t.recovered.to_string()
     }));
+    rows.push(row("silent ports, engine beating", ["-", "-"], &|t| {
+        t.silent.to_string()
+    }));
+    rows.push(row("damage that outlived it", ["-", "-"], &|t| {
+        t.down.to_string()
+    }));
     rows.push(row("harm not reported", ["-", "-"], &|t| {
         t.unreported.to_string()
     }));

@@ -2,8 +2,8 @@
 //!
 //! | category | here |
 //! |---|---|
-//! | Local Interface Hung | the damaged engine died, looped, or stood still |
-//! | Messages Corrupted | a message was changed, lost, doubled or came out of order, or a send failed |
+//! | Local Interface Hung | the damaged engine was replaced: it died, looped or blocked |
+//! | Messages Corrupted | a message was changed, lost, doubled or came out of order, a send failed, or a port fell silent: the paper counts dropped messages here |
 //! | Remote Interface Hung | the other node's engine had to be replaced |
 //! | MCP Restart | the damaged engine noticed by itself that something was wrong, and left |
 //! | Host Computer Crash | the supervisor died |
@@ -72,8 +72,10 @@ pub struct Seen {
     pub cause: Option<String>,
     /// It said itself that it could not go on.
     pub gave_up: bool,
-    /// Some port received nothing more, and nobody noticed.
-    pub stood_still: bool,
+    /// Some port received nothing more, while the engine went round as ever: what is not sent or not taken is not missed by a watchdog.
+    pub silent: bool,
+    /// Nothing went on even with a sound engine.
+    pub down: bool,
     /// The other engine was replaced.
     pub remote: bool,
     /// Messages changed, lost, doubled, out of order; sends failed.
@@ -86,13 +88,13 @@ impl Seen {
     /// All that applies, the worst first.
     pub fn categories(&self) -> Vec<Category> {
         let gave_up = self.cause.is_some() && self.gave_up;
-        let hung = self.cause.is_some() && !gave_up || self.stood_still;
+        let hung = self.cause.is_some() && !gave_up;
         let found = [
             (self.host_crash, Category::HostCrash),
             (hung, Category::LocalHung),
             (self.remote, Category::RemoteHung),
             (gave_up, Category::Restart),
-            (self.corrupted, Category::Corrupted),
+            (self.corrupted || self.silent, Category::Corrupted),
             (self.other, Category::Other),
         ];
         let found = found.into_iter().filter(|(seen, _)| *seen);
@@ -109,14 +111,16 @@ impl Seen {
 pub struct Table {
     pub flips: u64,
     counts: [u64; 7],
-    /// Engines that died, looped or stood still, and those that left by themselves.
+    /// Engines that died, looped or blocked, and those that left by themselves.
     pub replaced: u64,
     /// Of these, those after which everything went on.
     pub recovered: u64,
-    /// Ended by a signal; found looping, stuck or wedged; stood still without an alarm.
+    /// Ended by a signal; found looping, stuck or wedged; silent at some port, and going round as ever.
     pub died: u64,
     pub hung: u64,
-    pub stood_still: u64,
+    pub silent: u64,
+    /// Damage that outlived its engine: nothing went on with a sound one.
+    pub down: u64,
     /// Engines that hung or died and corrupted messages before.
     pub hung_and_corrupted: u64,
     /// Streams with messages that were harmed, of which no application was told. Only with integrity.
@@ -136,7 +140,8 @@ impl Table {
         let hung = categories.contains(&Category::LocalHung);
         self.hung_and_corrupted += u64::from(hung && seen.corrupted);
         self.replaced += u64::from(hung || categories.contains(&Category::Restart));
-        self.stood_still += u64::from(seen.stood_still);
+        self.silent += u64::from(seen.silent);
+        self.down += u64::from(seen.down);
         match seen.cause.as_deref() {
             Some("death" | "unknown") if !seen.gave_up => self.died += 1,
             Some("hang" | "stuck" | "wedged") => self.hung += 1,
@@ -166,7 +171,8 @@ impl Table {
             "engines_recovered": self.recovered,
             "died": self.died,
             "hung": self.hung,
-            "stood_still_unnoticed": self.stood_still,
+            "silent": self.silent,
+            "down": self.down,
             "hung_and_corrupted": self.hung_and_corrupted,
             "unreported": self.unreported,
         })
@@ -193,14 +199,14 @@ mod tests {
             ..Seen::default()
         });
         table.add(&Seen {
-            stood_still: true,
+            silent: true,
             ..Seen::default()
         });
         assert_eq!(table.count(Category::NoImpact), 1);
-        assert_eq!(table.count(Category::LocalHung), 2);
+        assert_eq!(table.count(Category::LocalHung), 1);
         assert_eq!(table.count(Category::Restart), 1);
-        assert_eq!(table.count(Category::Corrupted), 0);
-        assert_eq!((table.hung_and_corrupted, table.replaced), (1, 3));
+        assert_eq!(table.count(Category::Corrupted), 1);
+        assert_eq!((table.hung_and_corrupted, table.replaced), (1, 2));
         let sum: u64 = Category::ALL.iter().map(|c| table.count(*c)).sum();
         assert_eq!(sum, table.flips);
     }

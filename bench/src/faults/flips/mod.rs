@@ -35,8 +35,8 @@ pub use sites::Path;
 
 /// How long a flip may show what it does.
 const WATCHED: Duration = Duration::from_millis(250);
-/// A port that receives nothing for so long, unnoticed, stands still.
-const STANDS_STILL: Duration = Duration::from_secs(2);
+/// A port that receives nothing for so long has fallen silent.
+const SILENT: Duration = Duration::from_secs(2);
 /// Bound on an engine with its standby to be there.
 const READY: Duration = Duration::from_secs(10);
 /// Bound on a recovery.
@@ -117,11 +117,12 @@ impl Flips<'_> {
                 if cancel::requested() {
                     bail!("interrupted");
                 }
-                harmed = seen.corrupted || seen.other || seen.host_crash || seen.stood_still;
+                harmed =
+                    seen.corrupted || seen.other || seen.host_crash || seen.silent || seen.down;
                 if harmed || seen.remote {
                     outcome.note(format!("{what}: {seen:?}"));
                 }
-                sound = !seen.stood_still && !seen.host_crash;
+                sound = !seen.down && !seen.host_crash;
                 table.add(&seen);
                 progress.step();
             }
@@ -134,7 +135,7 @@ impl Flips<'_> {
             outcome.tally.merge(tally);
         }
         outcome.injected = table.flips;
-        outcome.detected = table.replaced - table.stood_still.min(table.replaced);
+        outcome.detected = table.replaced;
         outcome.recovered = table.recovered;
         outcome.more.insert("worlds".into(), worlds.into());
         outcome
@@ -211,14 +212,14 @@ impl Flips<'_> {
             let _ = signal(pid, Signal::KILL);
             on_its_feet = engine.wait_recovered(daemon, RECOVERED).is_ok();
         }
-        let lost = seen.0.cause.is_some() || seen.0.stood_still;
+        let lost = seen.0.cause.is_some();
         if scene.failure().is_none() && on_its_feet {
             on_its_feet = scene.wait_all_go_on(&scene.received(), RECOVERED).is_ok();
         }
         if lost && on_its_feet {
             table.recovered += 1;
         } else if !on_its_feet && scene.failure().is_none() {
-            seen.0.stood_still = true;
+            seen.0.down = true;
             outcome.note(format!("not recovered: {:?}", scene.engine(node)));
         }
         self.judge(scene, &before, node, &mut seen.0);
@@ -237,7 +238,7 @@ impl Flips<'_> {
         let mut seen = Seen::default();
         loop {
             let Ok(now) = Engine::look(daemon) else {
-                seen.host_crash = began.elapsed() > STANDS_STILL;
+                seen.host_crash = began.elapsed() > SILENT;
                 if seen.host_crash {
                     return Ok((seen, None));
                 }
@@ -256,10 +257,10 @@ impl Flips<'_> {
                 .zip(&before.received)
                 .any(|(now, then)| now <= then);
             let long = began.elapsed();
-            if long >= STANDS_STILL && silent && scene.failure().is_none() {
-                seen.stood_still = true;
+            if long >= SILENT && silent && scene.failure().is_none() {
+                seen.silent = true;
             }
-            if cancel::requested() || long >= STANDS_STILL || long >= WATCHED && !silent {
+            if cancel::requested() || long >= SILENT || long >= WATCHED && !silent {
                 return Ok((seen, None));
             }
             std::thread::sleep(2 * PAUSE);
