@@ -111,9 +111,11 @@ mod tests {
 
         let someone = 1 | WAITERS;
         word.store(someone, Ordering::Release);
-        std::thread::spawn(move || drop(DeathWord::attach(word)))
-            .join()
-            .unwrap();
+        std::thread::spawn(move || {
+            DeathWord::attach(word);
+        })
+        .join()
+        .unwrap();
         assert_eq!(word.load(Ordering::Acquire), someone);
     }
 }
