@@ -10,7 +10,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use super::clock::{now_ns, ns, sleep_until};
 use super::deaths::{recoveries, warm_up};
 use super::fault::signal;
-use super::outcome::Outcome;
+use super::outcome::{Outcome, Promise};
 use super::progress::Progress;
 use super::random::Random;
 use super::scene::{NODES, Scene, Setting};
@@ -123,6 +123,8 @@ impl Drop for Busy {
 /// Nothing is done to the engines, which are bound to the processors that six busy processes compete for.
 pub fn calm(setting: &Setting, span: Duration, progress: &mut Progress) -> Result<Outcome> {
     let mut outcome = Outcome::new("calm")?;
+    // A machine may be so busy that a node seems to have gone; what must not happen is that somebody is replaced for it.
+    outcome.promise = Promise::Definite;
     let cores = std::thread::available_parallelism()?.get();
     let mut setting = setting.clone();
     for (core, overrides) in setting.overrides.iter_mut().enumerate() {

@@ -75,26 +75,25 @@ impl GapLog {
         self.gaps().all.value_at_quantile(0.5)
     }
 
-    /// The longest gap that touches this span, 0 if none was remarkable.
+    /// The longest gap that touches this span, which lies in the past; 0 if none was remarkable.
     pub fn longest_ns(&self, from_ns: u64, to_ns: u64) -> u64 {
-        let gaps = self.gaps();
-        let touching = gaps
-            .long
-            .iter()
-            .filter(|(from, to)| *to > from_ns && *from < to_ns);
-        touching.map(|(from, to)| to - from).max().unwrap_or(0)
+        self.longest(from_ns, to_ns)
+            .map_or(0, |(from, to)| to - from)
     }
 
     /// When the longest gap that touches this span ended.
     pub fn longest_end_ns(&self, from_ns: u64, to_ns: u64) -> Option<u64> {
+        self.longest(from_ns, to_ns).map(|(_, to)| to)
+    }
+
+    fn longest(&self, from_ns: u64, to_ns: u64) -> Option<(u64, u64)> {
         let gaps = self.gaps();
-        let touching = gaps
-            .long
-            .iter()
-            .filter(|(from, to)| *to > from_ns && *from < to_ns);
-        touching
+        // Nothing came since: a gap that is not over.
+        let open = (gaps.last_ns > 0 && gaps.last_ns + REMARKABLE_NS < to_ns)
+            .then_some((gaps.last_ns, to_ns));
+        let all = gaps.long.iter().copied().chain(open);
+        all.filter(|(from, to)| *to > from_ns && *from < to_ns)
             .max_by_key(|(from, to)| to - from)
-            .map(|(_, to)| *to)
     }
 
     /// Gaps before this time are of no interest any more.
@@ -281,5 +280,29 @@ fn send(
         // Whoever was late does not hurry: what follows a pause must not look like a burst.
         due = (due + interval).max(now_ns());
         sleep_until(due);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Deliveries every 50 us, then a pause, then one that is not over. Expect: each found in the spans it touches and in no other.
+    #[test]
+    fn the_longest_gap_of_a_span_is_found() {
+        let log = GapLog::new().unwrap();
+        let us = |us: u64| us * 1000;
+        for at in (50..=1000).step_by(50).chain((5000..=6000).step_by(50)) {
+            log.delivered(us(at));
+        }
+        assert_eq!(log.median_ns() / 1000, 50);
+        assert_eq!(log.longest_ns(us(100), us(900)), 0);
+        assert_eq!(log.longest_ns(us(900), us(1100)), us(4000));
+        assert_eq!(log.longest_ns(us(4000), us(6000)), us(4000));
+        assert_eq!(log.longest_end_ns(us(4000), us(6000)), Some(us(5000)));
+        assert_eq!(log.longest_ns(us(5500), us(6100)), 0);
+        assert_eq!(log.longest_ns(us(5500), us(9000)), us(3000));
+        log.forget_before(us(5500));
+        assert_eq!(log.longest_ns(us(900), us(1100)), 0);
     }
 }
