@@ -26,11 +26,9 @@ fn options(port: u16) -> PortOptions {
     }
 }
 
-fn impatient(port: u16) -> PortOptions {
+fn within(confirm_within: Duration, port: u16) -> PortOptions {
     PortOptions {
-        integrity: Some(Integrity {
-            confirm_within: SOON,
-        }),
+        integrity: Some(Integrity { confirm_within }),
         ..PortOptions::at(port)
     }
 }
@@ -250,7 +248,7 @@ fn what_changed_after_the_commit_is_seen() {
 #[test]
 fn what_is_called_delivered_and_is_not_is_reported() {
     let daemon = FakeDaemon::start();
-    let mut a = open_with(&daemon, impatient(10));
+    let mut a = open_with(&daemon, within(4 * SECOND, 10));
     let mut b = open(&daemon, 11);
     provide(&mut b, 4, 100, Priority::Low);
     let swallow = |a: &mut Port| {
@@ -302,7 +300,7 @@ fn what_is_called_delivered_and_is_not_is_reported() {
 #[test]
 fn silence_and_a_closed_port_are_no_deadlock() {
     let daemon = FakeDaemon::start();
-    let mut a = open_with(&daemon, impatient(10));
+    let mut a = open_with(&daemon, within(SOON, 10));
     let mut b = open(&daemon, 11);
     provide(&mut b, 1, 100, Priority::Low);
     a.send_bytes((NODE, 11), b"unheard", SendOptions::default())
@@ -326,8 +324,8 @@ fn silence_and_a_closed_port_are_no_deadlock() {
         assert_eq!(sent(&mut a).status, Status::Delivered);
         assert_eq!(&message(&mut b)[..], b"somebody");
     }
+    // On a busy machine it may be too late to confirm, and then it is reported.
     assert_eq!(confirm(&mut a, &mut b), 0);
-    nothing(&mut a);
 }
 
 // The receiver closes its port when it has what it wanted. Expect: its receipts still go out, without waiting for anybody; the sender hears
@@ -335,7 +333,7 @@ fn silence_and_a_closed_port_are_no_deadlock() {
 #[test]
 fn who_closes_says_what_came() {
     let daemon = FakeDaemon::start();
-    let mut a = open_with(&daemon, impatient(10));
+    let mut a = open_with(&daemon, within(LONG, 10));
     let mut b = open(&daemon, 11);
     provide(&mut b, 3, 100, Priority::Low);
     for _ in 0..3 {
@@ -347,15 +345,17 @@ fn who_closes_says_what_came() {
     let start = std::time::Instant::now();
     b.close(LONG).unwrap();
     assert!(start.elapsed() < LONG / 2);
-    assert!(a.blocking_receive(2 * SOON).unwrap().is_none());
-    assert_eq!(a.unconfirmed(), 0);
+    while a.unconfirmed() > 0 {
+        nothing(&mut a);
+    }
+    nothing(&mut a);
 }
 
 // One end has no integrity. Expect: the other says so.
 #[test]
 fn both_ends_must_have_it() {
     let daemon = FakeDaemon::start();
-    let mut a = open_with(&daemon, impatient(10));
+    let mut a = open_with(&daemon, within(SOON, 10));
     let mut b = open_with(&daemon, PortOptions::at(11));
     provide(&mut a, 2, 100, Priority::High);
     provide(&mut b, 8, 200, Priority::High);

@@ -112,15 +112,9 @@ const FROM: (u16, u16) = (1, 10);
 impl Pair {
     fn start() -> Self {
         let cluster = Cluster::start(Lab::builder());
-        let within = |port| PortOptions {
-            integrity: Some(Integrity {
-                confirm_within: Duration::from_millis(400),
-            }),
-            ..options(port)
-        };
         Self {
-            one: cluster.open(FROM.0, within(FROM.1)),
-            two: cluster.open(TO.0, within(TO.1)),
+            one: cluster.open(FROM.0, options(FROM.1)),
+            two: cluster.open(TO.0, options(TO.1)),
             cluster,
         }
     }
@@ -154,6 +148,8 @@ impl Pair {
     /// What either is told, both looking at their ports, until the sender hears something.
     fn both_hear(&mut self) -> (Vec<IntegrityReport>, Vec<IntegrityReport>) {
         let mut heard = (Vec::new(), Vec::new());
+        // Asks now; the answer comes below.
+        self.one.confirm(Duration::ZERO).unwrap();
         until("the sender hears of it", STEP, || {
             for (port, heard) in [(&mut self.one, &mut heard.0), (&mut self.two, &mut heard.1)] {
                 while let Some(event) = port.receive().unwrap() {
@@ -312,4 +308,81 @@ fn an_event_that_is_wrong_is_noticed() {
         assert_eq!(receiver, [of(Fault::Lost, FROM)]);
         pair.takes(b"next");
     }
+}
+
+// One way in nanoseconds, half of a round trip, without and with integrity in turns: `-- --ignored --nocapture cost_on_the_wire`.
+#[test]
+#[ignore = "a measurement"]
+fn cost_on_the_wire() {
+    const TURNS: usize = 10;
+    let cluster = Cluster::start(Lab::builder());
+    let pair = |integrity: bool, port| {
+        let options = |port| PortOptions {
+            wait: portolan::Wait::Yield,
+            integrity: integrity.then(Integrity::default),
+            ..options(port)
+        };
+        [1, 2].map(|node| cluster.open(node, options(port)))
+    };
+    let mut pairs = [pair(false, 20), pair(true, 21)];
+    println!("     bytes  without ns     with ns");
+    for (len, rounds) in [
+        (0, 2000),
+        (48, 2000),
+        (64, 2000),
+        (1024, 2000),
+        (16 << 10, 500),
+        (256 << 10, 100),
+        (1 << 20, 40),
+    ] {
+        let mut times = [Vec::new(), Vec::new()];
+        for _ in 0..TURNS {
+            for ([one, two], times) in pairs.iter_mut().zip(&mut times) {
+                times.extend(ping_pong(one, two, len, rounds / TURNS));
+            }
+        }
+        let [without, with] = times.map(|mut times| {
+            times.sort_unstable();
+            times[times.len() / 2]
+        });
+        println!("{len:>10} {without:>11} {with:>11}");
+    }
+}
+
+fn ping_pong(one: &mut Port, two: &mut Port, len: usize, rounds: usize) -> Vec<u128> {
+    let echo = |port: &mut Port| loop {
+        match port.blocking_receive(STEP).unwrap().unwrap() {
+            Event::Received(message) => break message,
+            other => port.unknown(other),
+        }
+    };
+    let (here, there) = (one.address(), two.address());
+    let bytes = vec![0x5a; len];
+    for port in [&mut *one, &mut *two] {
+        while port.buffers_provided() < 4 {
+            let buffer = port.allocate(1 << 20).unwrap();
+            port.provide_receive_buffer(buffer, Priority::Low).unwrap();
+        }
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..rounds {
+                let message = echo(two);
+                two.unknown(Event::Received(message));
+                two.send_bytes(here, &bytes, SendOptions::default())
+                    .unwrap();
+            }
+        });
+        (0..rounds)
+            .map(|_| {
+                let start = std::time::Instant::now();
+                one.send_bytes(there, &bytes, SendOptions::default())
+                    .unwrap();
+                let message = echo(one);
+                let time = start.elapsed().as_nanos() / 2;
+                one.unknown(Event::Received(message));
+                time
+            })
+            .collect()
+    })
 }

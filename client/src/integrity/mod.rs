@@ -210,12 +210,32 @@ impl Book {
                 self.sending.insert(to, priority, stream, spare)?
             }
         };
-        let may = self.sending.get(at)?.count.may_send();
-        if !may {
+        if !self.sending.get(at)?.count.may_send() && !self.renew(at) {
             // What holds it up is a receipt.
             self.watch(at);
+            return None;
         }
-        may.then_some(at)
+        Some(at)
+    }
+
+    /// A new session for a stream whose sends have all ended, and whose receiver need not account for any: it was never there, perhaps, to
+    /// be told of the gaps. `false`: not yet.
+    fn renew(&mut self, at: u32) -> bool {
+        let Some(stream) = self.sending.get(at) else {
+            return false;
+        };
+        if stream.count.open() || stream.count.unconfirmed() > 0 {
+            return false;
+        }
+        self.sessions = self.sessions.wrapping_add(1);
+        stream.count = Outgoing::new(self.sessions, 0);
+        stream.asked_at = 0;
+        (stream.since, stream.asked, stream.asks) = (0, 0, 0);
+        stream.oldest = (0, 0, false);
+        if std::mem::take(&mut stream.wanted) {
+            self.wanted -= 1;
+        }
+        true
     }
 
     fn watch(&mut self, at: u32) {
@@ -295,7 +315,11 @@ impl Book {
         if stream.count.session() == session {
             stream.count.ended(sequence, End::from(status));
             stream.paused |= pauses(status);
+            let crowded = !stream.wanted && stream.count.is_crowded();
             self.watch(at);
+            if crowded {
+                self.ask(at);
+            }
         }
     }
 

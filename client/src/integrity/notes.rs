@@ -16,7 +16,7 @@ impl Book {
         }
     }
 
-    fn ask(&mut self, at: u32) {
+    pub(super) fn ask(&mut self, at: u32) {
         if let Some(stream) = self.sending.get(at)
             && stream.count.wants_receipt()
             && !std::mem::replace(&mut stream.asking, true)

@@ -7,7 +7,8 @@
 //!
 //! A message that was given up is a lawful gap. The limit stops before it until a [`Statement`] has told the receiver, and a
 //! [`Receipt`] has said that it was heard. Neighbours are one gap. State is bounded: a stream has no more than [`WINDOW`] messages beyond
-//! its limit and [`GAPS`] gaps untold; beyond either it takes no message for a while.
+//! its limit and [`GAPS`] gaps untold. When it has half of either the receiver is asked at once; when it has all, the stream takes no message
+//! until a receipt comes, or nobody waits for one: then it begins a new session.
 
 use std::collections::VecDeque;
 
@@ -120,6 +121,11 @@ impl Outgoing {
     /// Is there room for one more?
     pub(crate) fn may_send(&self) -> bool {
         self.next.wrapping_sub(self.limit()) < WINDOW && self.gaps.len() < GAPS
+    }
+
+    /// Will there be no room soon?
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.next.wrapping_sub(self.limit()) >= WINDOW / 2 || self.gaps.len() >= GAPS / 2
     }
 
     /// The next sequence, and how far behind it the limit is. Only if [`Self::may_send`].

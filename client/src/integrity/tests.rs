@@ -488,6 +488,44 @@ fn silence_is_reported() {
     assert_eq!(a.due(), None);
 }
 
+// Sends to a port that is not there, each of which fails, for ever; then it is opened. Expect: the stream is never held up, and what is sent
+// to the new port arrives.
+#[test]
+fn failures_without_end_hold_nobody_up() {
+    let mut a = book(10, 1);
+    for _ in 0..10 * WINDOW {
+        let carried = send(&mut a, address(11), 0, 10);
+        a.ended(carried.slot, Status::NotDelivered(Reason::PortClosed));
+    }
+    let mut b = book(11, 2);
+    for _ in 0..10 {
+        let carried = send(&mut a, address(11), 0, 10);
+        assert!(deliver(&mut b, address(10), &carried));
+        delivered(&mut a, &carried);
+    }
+    settle(&mut a, &mut b);
+    assert!(reports(&mut a).is_empty() && reports(&mut b).is_empty());
+    assert_eq!(a.unconfirmed(), 0);
+}
+
+// Failures and successes in turn, and a receiver that looks now and then. Expect: it is told of the gaps in time; nothing is held up.
+#[test]
+fn gaps_are_told_in_time() {
+    let (mut a, mut b) = (book(10, 1), book(11, 2));
+    for i in 0..1000 {
+        let carried = send(&mut a, address(11), 0, 10);
+        if i % 2 == 0 {
+            assert!(deliver(&mut b, address(10), &carried));
+            delivered(&mut a, &carried);
+        } else {
+            a.ended(0, Status::NotDelivered(Reason::Deadline));
+        }
+        talk(&mut a, &mut b);
+    }
+    settle(&mut a, &mut b);
+    assert!(reports(&mut a).is_empty() && reports(&mut b).is_empty());
+}
+
 // Failures and successes in turn, and a receiver that confirms nothing. Expect: the stream takes no message any more before its state
 // would grow; a receipt, or several, and it goes on.
 #[test]
