@@ -314,7 +314,9 @@ fn silence_and_a_closed_port_are_no_deadlock() {
     a.send_bytes((NODE, 11), b"nobody", SendOptions::default())
         .unwrap();
     assert!(!sent(&mut a).status.is_delivered());
+    assert_eq!(a.unconfirmed(), 1, "nobody has heard of the gap");
     assert!(a.blocking_receive(2 * SOON).unwrap().is_none());
+    assert_eq!(a.unconfirmed(), 0, "and nobody will");
     a.resume_sending((NODE, 11), Priority::Low).unwrap();
     let mut b = open(&daemon, 11);
     provide(&mut b, 1, 100, Priority::Low);
@@ -478,6 +480,48 @@ fn what_contradicts_the_books_is_reported() {
         (report.fault, report.peer, a.anomalies()),
         (Fault::Nonsense, None, 1)
     );
+}
+
+// Anything at all in the event ring and in the arena. Expect: no panic, nothing handed out, and the port is usable: no token is lost but
+// those the engine ended.
+#[test]
+fn noise_from_the_engine_is_never_handed_out() {
+    let daemon = FakeDaemon::start();
+    let mut port = open(&daemon, 10);
+    provide(&mut port, 16, 100, Priority::Low);
+    let mut seed = 0x1234_5678_9abc_def0u64;
+    let mut random = move || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed
+    };
+    let mut reports = 0;
+    for round in 0..3000 {
+        let mut words = [(); 8].map(|()| random());
+        if round % 4 != 0 {
+            // Plausible: a message, or an offer, in a slot that may be out, of a length that may fit.
+            words[0] =
+                [1, 3][(random() % 2) as usize] | (random() % 2) << 24 | (random() % 32) << 32;
+            let len = random() % 140;
+            words[1] = (1 + random() % 4) | len << 32;
+            words[5] = len + random() % 2;
+            words[2] = words[2] & !0xffff_ffff | 1 | 11 << 16;
+        }
+        daemon.with_port(10, |p| {
+            let noise = [(); 64].map(|()| random() as u8);
+            p.client.write_arena(random() % 4096, &noise).unwrap();
+            p.push_words(&words);
+        });
+        while let Some(event) = port.receive().unwrap() {
+            match event {
+                Event::Integrity(report) => reports += report.messages,
+                Event::Offered(offer) => port.accept(offer).unwrap(),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert!(reports > 1000, "{reports}");
 }
 
 // More tokens than are left beside the library's. Expect: refused by name.

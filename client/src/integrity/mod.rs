@@ -332,10 +332,13 @@ impl Book {
         }
     }
 
-    /// Messages that the engine called delivered, and that wait for a receipt.
+    /// Messages that have ended, and that wait for a receipt.
     pub(crate) fn unconfirmed(&mut self) -> u64 {
         let sending = &mut self.sending;
-        let count = |&at: &u32| sending.get(at).map_or(0, |s| s.count.unconfirmed().into());
+        let count = |&at: &u32| {
+            let stream = sending.get(at).filter(|s| !s.quiet);
+            stream.map_or(0, |s| s.count.unsettled())
+        };
         self.watched.iter().map(count).sum()
     }
 

@@ -217,6 +217,12 @@ impl Outgoing {
         !self.gaps.is_empty() || self.unconfirmed() > 0
     }
 
+    /// Messages whose end the receiver has not confirmed: of those that were delivered and of those that were not.
+    pub(crate) fn unsettled(&self) -> u64 {
+        let untold: u64 = self.gaps.iter().map(|gap| u64::from(gap.count)).sum();
+        untold + u64::from(self.unconfirmed())
+    }
+
     /// The application has been told: nobody waits for a receipt of these any more. How many they were.
     pub(crate) fn write_off(&mut self) -> u32 {
         let unconfirmed = self.unconfirmed();

@@ -19,13 +19,13 @@ use crate::tokens::Use;
 const EVENTS_PER_LOOK: u32 = 64;
 
 impl Port {
-    /// Messages that the engine called delivered and that the receiving library has not confirmed yet. 0 without
-    /// [`crate::PortOptions::integrity`].
+    /// Messages whose sends have ended, and of which the receiving library has not confirmed yet that it has them, or that it has them not;
+    /// those that were reported do not count. 0 without [`crate::PortOptions::integrity`].
     pub fn unconfirmed(&mut self) -> u64 {
         self.integrity.as_mut().map_or(0, |book| book.unconfirmed())
     }
 
-    /// Asks every receiver what it has received, and waits, at most `timeout`, until each message that was called delivered is confirmed or
+    /// Asks every receiver what it has received, and waits, at most `timeout`, until what was said of each message is confirmed or
     /// reported. Other events that come meanwhile are kept for [`Self::receive`]. Returns [`Self::unconfirmed`].
     pub fn confirm(&mut self, timeout: Duration) -> Result<u64, PortError> {
         let deadline = deadline_ns(timeout);
