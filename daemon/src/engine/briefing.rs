@@ -6,7 +6,7 @@
 //!
 //! Cursors are not taken when memory is mapped but at the takeover: until then they are the serving engine's to move.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, bail};
@@ -18,7 +18,7 @@ use portolan_transport::endpoint::Config;
 use portolan_transport::ident::{NodeId, PortId};
 use portolan_transport::policy::Policy;
 
-use crate::engine_link::{EngineConfig, FromEngine, Route, ToEngine};
+use crate::engine_link::{EngineConfig, FromEngine, ToEngine};
 use crate::xsk::{MappedXsk, Xsk};
 
 use super::Engine;
@@ -32,7 +32,7 @@ use super::ledger_facts::Facts;
 use super::path::{Neighbour, Path};
 use super::ports::{Port, PortParts};
 use super::restore;
-use super::routes::Routes;
+use super::routes::{Change, Routes};
 use super::wait::Waiter;
 use super::warm;
 
@@ -51,7 +51,8 @@ pub(super) struct Standby {
     neighbours: Vec<Neighbour>,
     own_wake: OwnedFd,
     waiter: Waiter,
-    routes: BTreeMap<u16, Route>,
+    routes: Routes,
+    reachable: BTreeSet<u16>,
     ports: BTreeMap<u16, Port>,
 }
 
@@ -105,6 +106,7 @@ impl Standby {
         let death = DeathWord::attach(&ledger.header().death);
         let socket = Xsk::map(socket, &umem, &config.xsk_config()?)
             .context("the AF_XDP socket cannot be mapped")?;
+        let routes = Routes::new(config.node);
         let encap = Encapsulation::new(&config)
             .context("UDP needs an address and room for all queues' ports")?;
 
@@ -144,7 +146,8 @@ impl Standby {
             neighbours,
             own_wake,
             waiter,
-            routes: BTreeMap::new(),
+            routes,
+            reachable: BTreeSet::new(),
             ports: BTreeMap::new(),
         })
     }
@@ -158,8 +161,15 @@ impl Standby {
                 Incoming::Nothing => continue,
             };
             match message {
-                ToEngine::Route(route) => drop(self.routes.insert(route.node, route)),
-                ToEngine::RemoveNode { node } => drop(self.routes.remove(&node)),
+                ToEngine::Route(route) => {
+                    if self.routes.set(&route, &self.encap) == Change::Reachable {
+                        self.reachable.insert(route.node);
+                    }
+                }
+                ToEngine::RemoveNode { node } => {
+                    self.routes.remove(node);
+                    self.reachable.remove(&node);
+                }
                 ToEngine::OpenPort {
                     port,
                     generation,
@@ -251,7 +261,7 @@ impl Standby {
                 queue: self.config.queue,
                 xsk,
                 encap: self.encap,
-                routes: Routes::new(self.config.node),
+                routes: self.routes,
                 neighbours,
                 endpoint,
                 host,
@@ -267,8 +277,9 @@ impl Standby {
             next_control: 0,
             next_counters: 0,
         };
-        for route in self.routes.values() {
-            engine.set_route(now, route);
+        let max_frame = engine.path.encap.max_frame();
+        for node in self.reachable.into_iter().filter_map(NodeId::new) {
+            engine.path.endpoint.set_node(now, node, max_frame);
         }
         let numbers: Vec<u16> = engine.path.host.ports.iter().map(|p| p.number()).collect();
         for number in numbers {

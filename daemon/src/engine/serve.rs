@@ -168,6 +168,7 @@ impl Engine {
         if let Some(port) = path.host.ports.remove(number) {
             self.waiter.forget_bell(port.engine_bell());
             port.close(reason);
+            self.excuse(now, port.geometry().arena_bytes);
         }
     }
 

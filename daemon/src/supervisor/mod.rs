@@ -142,10 +142,16 @@ impl Supervisor {
             poll.add(neighbours.watch(), Source::Neighbours, EventFlags::IN)?;
         }
         let ledgers = parts.queues.iter().map(QueueMemory::map_again);
-        let watchdog = Watchdog::start(ledgers.collect::<io::Result<_>>()?)?;
+        let recovery = parts.config.recovery;
+        let bounds = watchdog::judge::Bounds {
+            hang_after_ns: recovery.hang_after_us * 1000,
+            stuck_after_ns: recovery.stuck_after_us * 1000,
+            challenge: recovery.challenge,
+        };
+        let watchdog = Watchdog::start(ledgers.collect::<io::Result<_>>()?, bounds)?;
         poll.add(watchdog.bell(), Source::Watchdog, EventFlags::IN)?;
         let queues = parts.config.queues.iter().zip(parts.queues);
-        let bounds = parts.config.recovery.escalation;
+        let bounds = recovery.escalation;
         let engines = (0..)
             .zip(queues)
             .map(|(index, (nic_queue, memory))| Engine::new(index, *nic_queue, memory, bounds))

@@ -192,6 +192,7 @@ impl Supervisor {
         }
         process.stage = Stage::Serving(now);
         engine.recoveries.ready(adopted_in_ns, at_ns);
+        self.watchdog.expect_beats(engine.index, launch);
         let micros = adopted_in_ns / 1000;
         let pid = process.child.pid;
         tracing::info!(
@@ -258,6 +259,19 @@ impl Supervisor {
     pub(super) fn heed_watchdog(&mut self, now: Instant) {
         while let Some(seen) = self.watchdog.next() {
             match seen {
+                Seen::Fenced {
+                    queue,
+                    launch,
+                    cause,
+                    at_ns,
+                } => self.on_fenced(queue, launch, cause, at_ns),
+                Seen::WillNotDie { queue, launch } => {
+                    tracing::error!(
+                        queue,
+                        launch,
+                        "the engine was killed and does not die: it is stuck in the kernel; its queue waits for that"
+                    );
+                }
                 Seen::Death {
                     queue,
                     launch,
@@ -273,6 +287,21 @@ impl Supervisor {
                 }
             }
         }
+    }
+
+    /// The watchdog has killed the active process.
+    fn on_fenced(&mut self, queue: u8, launch: u32, cause: Cause, at_ns: u64) {
+        let Some(engine) = self.engines.get_mut(usize::from(queue)) else {
+            return;
+        };
+        let Some(process) = engine.active.as_mut().filter(|p| p.launch == launch) else {
+            return;
+        };
+        let pid = process.child.pid;
+        tracing::warn!(queue, pid, "engine fenced: {}", cause.name());
+        process.fenced = true;
+        engine.recoveries.suspect(cause, at_ns);
+        self.poll.remove(&process.link);
     }
 
     /// The active process will never run again.

@@ -1,4 +1,5 @@
-//! The watchdog: a thread that notices when an engine is dead, and has its standby take over before anybody else knows.
+//! The watchdog: a thread that notices when an engine is dead or does not come round, and has its standby take over before anybody else
+//! knows.
 //!
 //! Problem: everything the supervisor does is done in one thread, which may be opening a port or resolving a neighbour when an engine
 //! dies, and which has to wait for its turn on a busy machine. Every microsecond of that is an application's pause.
@@ -17,12 +18,16 @@
 //! Who takes the standby out of its post, under the post's lock, sends the takeover: so it is sent once. The main thread disarms a standby
 //! before it lets anything happen that must not end in an adoption, or while a change has not reached it.
 //!
+//! Whether an engine hangs, `judge.rs` decides; here it is asked for its heartbeat, challenged, and fenced. Then its death is a death like
+//! any other.
+//!
 //! The pidfd is the main thread's: it tells of those whose death word said nothing (they died before they held it, or scribbled on
 //! it), only later.
 //!
 //! Rejected: an epoll set of pidfds (half a millisecond late and more, see `death.rs`); letting standbys watch the serving engine
 //! themselves (they would have to be believed, and could not be held back).
 
+pub mod judge;
 pub mod vitals;
 
 use std::io;
@@ -35,7 +40,9 @@ use std::thread::JoinHandle;
 use portolan_abi::memory::LedgerMapping;
 use rustix::net::SendFlags;
 
+use super::recovery::Cause;
 use crate::engine_link::TAKE_OVER;
+use judge::{Bounds, Condition, Judge, Look, Verdict};
 
 /// Before standbys and all ordinary processes.
 const WATCHDOG_PRIORITY: i32 = 20;
@@ -43,6 +50,8 @@ const WATCHDOG_PRIORITY: i32 = 20;
 pub const STANDBY_PRIORITY: i32 = 10;
 /// Looks at everything at least so often.
 const LONGEST_WAIT_NS: u64 = 1_000_000_000;
+/// A process that was killed and is not dead by then is stuck in the kernel.
+const FENCED_WITHIN_NS: u64 = 1_000_000_000;
 /// Without a way to wait for death words: so often.
 const POLL_NS: u64 = 1_000_000;
 /// `FUTEX_OWNER_DIED` of linux/futex.h.
@@ -79,6 +88,24 @@ pub struct Armed {
 /// What the watchdog saw or did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
+    /// A serving process shows no sign of life and was sent SIGKILL.
+    Fenced {
+        /// Its queue.
+        queue: u8,
+        /// Its launch.
+        launch: u32,
+        /// Why.
+        cause: Cause,
+        /// When.
+        at_ns: u64,
+    },
+    /// It was, and does not die: it is stuck in the kernel.
+    WillNotDie {
+        /// Its queue.
+        queue: u8,
+        /// Its launch.
+        launch: u32,
+    },
     /// A serving process will never run again.
     Death {
         /// Its queue.
@@ -103,7 +130,16 @@ struct Post {
 #[derive(Default)]
 struct Places {
     serving: Option<Arc<Watched>>,
+    /// It has said that it serves, so it should come round.
+    judged: bool,
     standby: Option<Armed>,
+}
+
+impl Places {
+    fn serve(&mut self, process: Watched) -> Option<Arc<Watched>> {
+        self.judged = false;
+        self.serving.replace(Arc::new(process))
+    }
 }
 
 impl Post {
@@ -144,7 +180,7 @@ impl Watchdog {
     ///
     /// # Errors
     /// The system's.
-    pub fn start(ledgers: Vec<LedgerMapping>) -> io::Result<Self> {
+    pub fn start(ledgers: Vec<LedgerMapping>, bounds: Bounds) -> io::Result<Self> {
         let post = |ledger| Post {
             ledger,
             places: Mutex::default(),
@@ -158,6 +194,8 @@ impl Watchdog {
         let (tell, seen) = channel();
         let guard = Guard {
             shared: Arc::clone(&shared),
+            cases: shared.posts.iter().map(|_| None).collect(),
+            bounds,
             tell,
             bell: Arc::clone(&bell),
         };
@@ -195,8 +233,18 @@ impl Watchdog {
     /// This process serves now, or has been told to take over.
     pub fn watch(&self, queue: u8, process: Watched) {
         if let Some(post) = self.post(queue) {
-            let before = post.places().serving.replace(Arc::new(process));
+            let before = post.places().serve(process);
             drop(before);
+            self.shared.changed();
+        }
+    }
+
+    /// This process has said that it serves: from now on it should come round.
+    pub fn expect_beats(&self, queue: u8, launch: u32) {
+        if let Some(post) = self.post(queue) {
+            let mut places = post.places();
+            places.judged = places.serving.as_ref().is_some_and(|p| p.launch == launch);
+            drop(places);
             self.shared.changed();
         }
     }
@@ -240,48 +288,155 @@ impl Drop for Watchdog {
     }
 }
 
+/// How a process is judged.
+struct Case {
+    launch: u32,
+    judge: Judge,
+    next_look_ns: u64,
+    /// What it was asked last; 0: nothing yet.
+    asked: u64,
+    /// When it was sent SIGKILL.
+    fenced_at_ns: Option<u64>,
+    reported: bool,
+}
+
 /// The thread.
 struct Guard {
     shared: Arc<Shared>,
+    cases: Vec<Option<Case>>,
+    bounds: Bounds,
     tell: Sender<Seen>,
     bell: Arc<OwnedFd>,
 }
 
 impl Guard {
-    fn run(self) {
+    fn run(mut self) {
         if let Err(error) = vitals::make_urgent(0, WATCHDOG_PRIORITY) {
             tracing::warn!(
                 "the watchdog runs like everybody else, so a busy machine delays takeovers: {error}; grant CAP_SYS_NICE"
             );
         }
-        while !self.shared.stop.load(Ordering::Acquire) {
+        let shared = Arc::clone(&self.shared);
+        while !shared.stop.load(Ordering::Acquire) {
             // Before the look: what changes later ends the wait at once.
-            let changes = self.shared.changes.load(Ordering::Acquire);
-            let mut words = vec![(&self.shared.changes, changes)];
-            for (queue, post) in (0..).zip(&self.shared.posts) {
-                words.extend(self.look(queue, post));
+            let changes = shared.changes.load(Ordering::Acquire);
+            let mut words = vec![(&shared.changes, changes)];
+            let mut until = now_ns() + LONGEST_WAIT_NS;
+            for (queue, post) in (0..).zip(&shared.posts) {
+                if let Some((value, next)) = self.look(queue, post) {
+                    words.push((post.death_word(), value));
+                    until = until.min(next);
+                }
             }
-            let now = now_ns();
-            if !vitals::wait_for_any(words.iter().copied(), now + LONGEST_WAIT_NS) {
+            if !vitals::wait_for_any(words.into_iter(), until) {
                 std::thread::sleep(std::time::Duration::from_nanos(POLL_NS));
             }
         }
     }
 
-    /// Looks after one queue; returns the word to wait for and the value it was judged by.
-    fn look<'p>(&self, queue: u8, post: &'p Post) -> Option<(&'p AtomicU32, u32)> {
-        let serving = post.places().serving.clone()?;
+    /// Looks after one queue; returns the value of its death word by which that was done, and when to look again.
+    fn look(&mut self, queue: u8, post: &Post) -> Option<(u32, u64)> {
+        let (serving, judged) = {
+            let places = post.places();
+            (places.serving.clone()?, places.judged)
+        };
         let word = post.death_word().load(Ordering::Acquire);
+        let never = u64::MAX;
         // It may also be the predecessor's, if its successor does not hold the word yet: the kernel knows.
         if word & OWNER_DIED != 0 && vitals::is_ending(serving.pid, serving.exit.as_fd()) {
             self.on_death(queue, post, &serving);
-            let word = post.death_word();
-            return Some((word, word.load(Ordering::Acquire)));
+            return Some((post.death_word().load(Ordering::Acquire), never));
         }
-        Some((post.death_word(), word))
+        let next = if judged {
+            self.judge(queue, post, &serving)
+        } else {
+            never
+        };
+        Some((word, next))
+    }
+
+    /// Looks whether an engine comes round; returns when to look again.
+    fn judge(&mut self, queue: u8, post: &Post, serving: &Watched) -> u64 {
+        let now = now_ns();
+        let header = post.ledger.ledger().header();
+        let heartbeat = header.heartbeat.load(Ordering::Acquire);
+        let bounds = self.bounds;
+        let Some(place) = self.cases.get_mut(usize::from(queue)) else {
+            return u64::MAX;
+        };
+        let case = match place {
+            Some(case) if case.launch == serving.launch => case,
+            place => place.insert(Case {
+                launch: serving.launch,
+                judge: Judge::new(bounds, now, heartbeat),
+                next_look_ns: now,
+                asked: 0,
+                fenced_at_ns: None,
+                reported: false,
+            }),
+        };
+        if let Some(fenced_at_ns) = case.fenced_at_ns {
+            let launch = serving.launch;
+            if !case.reported && now >= fenced_at_ns + FENCED_WITHIN_NS {
+                case.reported = true;
+                self.tell(Seen::WillNotDie { queue, launch });
+            }
+            return now + FENCED_WITHIN_NS;
+        }
+        if now < case.next_look_ns {
+            return case.next_look_ns;
+        }
+        let look = Look {
+            now_ns: now,
+            heartbeat,
+            answered: case.asked != 0 && header.response.load(Ordering::Acquire) == case.asked,
+        };
+        let verdict = case.judge.look(look, || condition(serving.pid));
+        // Asleep: not worth waking for as often.
+        let asleep = heartbeat & portolan_abi::ledger::HEARTBEAT_SLEEPING != 0;
+        let period = if asleep {
+            bounds.period_ns().max(bounds.stuck_after_ns / 4)
+        } else {
+            bounds.period_ns()
+        };
+        let next = now + period;
+        case.next_look_ns = next;
+        let cause = match verdict {
+            Verdict::Innocent => return next,
+            Verdict::Challenge => {
+                // Any word but the last one's answer.
+                case.asked = header
+                    .response
+                    .load(Ordering::Acquire)
+                    .wrapping_add(1)
+                    .max(1);
+                header.challenge.store(case.asked, Ordering::Release);
+                return next;
+            }
+            Verdict::Hangs => Cause::Hang,
+            Verdict::Stuck => Cause::Stuck,
+        };
+        case.fenced_at_ns = Some(now);
+        self.tell(Seen::Fenced {
+            queue,
+            launch: serving.launch,
+            cause,
+            at_ns: now,
+        });
+        // Dead already: as good.
+        let _ = rustix::process::pidfd_send_signal(&serving.exit, rustix::process::Signal::KILL);
+        next
+    }
+
+    fn tell(&self, seen: Seen) {
+        if self.tell.send(seen).is_ok() {
+            ring(&self.bell);
+        }
     }
 
     fn on_death(&self, queue: u8, post: &Post, dead: &Watched) {
+        let case = self.cases.get(usize::from(queue)).and_then(Option::as_ref);
+        let case = case.filter(|case| case.launch == dead.launch);
         let mut places = post.places();
         if places
             .serving
@@ -298,7 +453,7 @@ impl Guard {
             queue,
             launch: dead.launch,
             at_ns: now_ns(),
-            last_beat_ns: None,
+            last_beat_ns: case.map(|case| case.judge.last_beat_ns()),
             promoted,
         };
         let told = self.tell.send(seen).is_ok();
@@ -306,7 +461,7 @@ impl Guard {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             // It was armed with nothing unread before it, so there is room. If it is dead, its own death follows.
             let _ = rustix::net::send(&link, TAKE_OVER, flags);
-            places.serving = Some(Arc::new(process));
+            places.serve(process);
         }
         drop(places);
         drop(before);
@@ -314,6 +469,14 @@ impl Guard {
             ring(&self.bell);
         }
     }
+}
+
+/// What the kernel says of a process that shows no sign of life.
+fn condition(pid: i32) -> Option<Condition> {
+    Some(Condition {
+        runnable: vitals::vitals(pid)?.state == b'R',
+        cpu_ns: vitals::cpu_time_ns(pid)?,
+    })
 }
 
 fn ring(bell: &OwnedFd) {

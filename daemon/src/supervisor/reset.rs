@@ -1,0 +1,123 @@
+//! Another socket for a queue: tiers reset and rebuild ([`super::escalation`]).
+//!
+//! | step | done when |
+//! |---|---|
+//! | fence who serves, and the standby; nobody may adopt | |
+//! | wait until both are gone altogether | their pidfds say so: their mappings hold the old socket, and a queue has one |
+//! | close our copy of the socket, which takes it out of the map | |
+//! | make another on the same queue: same UMEM (reset) or another (rebuild), a cleared ownership table | the kernel has released the old one (tens of milliseconds), asked again every few |
+//! | prepare a standby, which takes over as ever | `Ready`; the socket goes into the map |
+//!
+//! The ledger stays, so nothing is lost but the frames that were in the rings, which are sent again.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Supervisor;
+use super::engines::EngineState;
+use super::escalation::Tier;
+use super::poll::Timer;
+use super::recovery::Cause;
+use super::sockets::{NewSocket, NoSocket};
+
+/// A queue that is not released yet is asked again after this.
+const RELEASE_PAUSE: Duration = Duration::from_millis(4);
+/// A queue that is not released by then: something else holds it.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A socket that is to be replaced.
+#[derive(Clone, Copy, Debug)]
+pub struct Reset {
+    /// [`Tier::Reset`] or [`Tier::Rebuild`].
+    pub tier: Tier,
+    /// The old socket is closed here, since then.
+    closed_at: Option<Instant>,
+}
+
+impl Reset {
+    /// Nothing has been done yet.
+    pub fn new(tier: Tier) -> Self {
+        Self {
+            tier,
+            closed_at: None,
+        }
+    }
+}
+
+impl Supervisor {
+    /// Gives a queue another socket, because somebody asked for it or its engine says that it stands still.
+    pub(super) fn reset_queue(&mut self, index: usize, cause: Cause, why: &str) {
+        let Some(engine) = self.engines.get_mut(index) else {
+            return;
+        };
+        if engine.state != EngineState::Served || engine.reset.is_some() {
+            return;
+        }
+        engine.reset = Some(Reset::new(Tier::Reset));
+        // If the standby has just been told to take over, it finds that out by being killed, like who serves.
+        self.disarm(index);
+        self.fence(index, cause, why);
+    }
+
+    /// The next step, if there is one to take. True: the socket is in order.
+    pub(super) fn reset_goes_on(&mut self, index: usize, now: Instant) -> bool {
+        let Some(engine) = self.engines.get_mut(index) else {
+            return true;
+        };
+        let Some(mut reset) = engine.reset else {
+            return true;
+        };
+        let queue = engine.index;
+        if let Some(standby) = &engine.standby {
+            let launch = standby.launch;
+            self.fence_process(index, launch, "has a socket that is to go");
+            return false;
+        }
+        if engine.active.is_some() || !engine.leaving.is_empty() {
+            return false;
+        }
+        let since = *reset.closed_at.get_or_insert(now);
+        engine.reset = Some(reset);
+        engine.in_map = false;
+        // The last copy of ours: any other descriptor in its place until there is a new one.
+        engine.memory.xsk = Arc::clone(&engine.memory.wake);
+        let umem = (reset.tier == Tier::Reset).then(|| Arc::clone(&engine.memory.umem));
+        let ledger = engine.memory.ledger.ledger();
+        let made = self
+            .sockets
+            .create(engine.nic_queue, umem.as_deref(), ledger.frames());
+        match made {
+            Ok(NewSocket {
+                umem,
+                xsk,
+                zero_copy,
+            }) => {
+                tracing::info!(queue, tier = reset.tier.name(), "the queue has another socket");
+                engine.memory.umem = umem;
+                engine.memory.xsk = xsk;
+                engine.memory.zero_copy = zero_copy;
+                engine.reset = None;
+                true
+            }
+            Err(NoSocket::NotYet) if now.duration_since(since) < RELEASE_PATIENCE => {
+                self.poll
+                    .set_timer(now + RELEASE_PAUSE, Timer::Engine(queue));
+                false
+            }
+            Err(why) => {
+                let why = match why {
+                    NoSocket::NotYet => "somebody else holds the queue".to_owned(),
+                    NoSocket::Failed(why) => why,
+                };
+                let wait = engine.escalation.died(Duration::ZERO).1;
+                let wait = wait.max(engine.escalation.healthy_after());
+                engine.reset = Some(Reset::new(reset.tier));
+                engine.state = EngineState::Waiting(now + wait);
+                tracing::error!(queue, "no socket: {why}; tried again in {wait:?}");
+                self.poll.set_timer(now + wait, Timer::Engine(queue));
+                self.refuse_opening(index);
+                false
+            }
+        }
+    }
+}
