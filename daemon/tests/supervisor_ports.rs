@@ -413,7 +413,6 @@ fn root_can_kill_and_hang_an_engine() {
     assert_eq!(client.ask(&fault(0, "hang")).0, Response::Done);
     assert_eq!(engine.told().0, ToEngine::Hang);
     assert_eq!(client.refused(&fault(1, "kill")), ErrorCode::NotFound);
-    assert_eq!(client.refused(&fault(0, "reset")), ErrorCode::BadRequest);
     assert_eq!(client.refused(&fault(0, "tickle")), ErrorCode::BadRequest);
     assert_eq!(
         node.client_as(1000, 1000).refused(&fault(0, "kill")),

@@ -35,18 +35,14 @@ pub struct LedgerHeader {
     pub heartbeat: AtomicU64,
     /// Answer to `challenge`. Engine.
     pub response: AtomicU64,
-    /// Poison: UMEM frame index + 1 of the received frame being worked on; 0 none. Engine.
+    /// Poison: UMEM frame index + 1 of the received frame being worked on; 0 none. Bit 62: the last engine died of it. Engine.
     pub working_frame: AtomicU64,
-    /// Poison: the token being worked on, as [`working_token`]; 0 none. Engine.
+    /// Poison: the token being worked on, as [`working_token`]; 0 none. Bit 62: the last engine died of it. Engine.
     pub working_token: AtomicU64,
-    /// Poison: `working_frame` as the last death left it; 0 as soon as a successor has got past it. Engine.
-    pub left_frame: AtomicU64,
-    /// Poison: `working_token` as the last death left it; likewise. Engine.
-    pub left_token: AtomicU64,
     /// The death word: a robust futex held by the engine that has taken over, so its thread id and `FUTEX_WAITERS`. When that thread
     /// ends, the kernel sets `FUTEX_OWNER_DIED` and wakes a waiter, before it takes the process's memory down. Engine, then kernel.
     pub death: AtomicU32,
-    pad2: [u32; 3],
+    pad2: [u32; 7],
     /// Magic word the engine must copy to `response`. Supervisor.
     pub challenge: AtomicU64,
     pad3: [u64; 7],
@@ -65,7 +61,7 @@ pub fn working_token(port: u16, slot: u32, generation: u32) -> u64 {
 /// (port, slot, generation) of a `working_token`.
 pub fn decode_working_token(word: u64) -> Option<(u16, u32, u32)> {
     (word >> 63 == 1).then_some((
-        (word >> 48) as u16 & 0x7fff,
+        (word >> 48) as u16 & 0x3fff,
         (word >> 32) as u32 & 0xffff,
         word as u32,
     ))
@@ -159,9 +155,7 @@ const _: () = {
     assert!(offset_of!(LedgerHeader, response) == 136);
     assert!(offset_of!(LedgerHeader, working_frame) == 144);
     assert!(offset_of!(LedgerHeader, working_token) == 152);
-    assert!(offset_of!(LedgerHeader, left_frame) == 160);
-    assert!(offset_of!(LedgerHeader, left_token) == 168);
-    assert!(offset_of!(LedgerHeader, death) == 176);
+    assert!(offset_of!(LedgerHeader, death) == 160);
     assert!(offset_of!(LedgerHeader, challenge) == 192);
     assert!(offset_of!(LedgerHeader, counters) == 256);
     assert!(size_of::<LedgerHeader>() == 256 + COUNTERS * 8);

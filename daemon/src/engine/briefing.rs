@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
 
 use anyhow::{Context, bail};
 use portolan_abi::ledger::Ledger;
@@ -33,6 +34,7 @@ use super::path::{Neighbour, Path};
 use super::ports::{Port, PortParts};
 use super::restore;
 use super::routes::{Change, Routes};
+use super::suspect::Suspect;
 use super::wait::Waiter;
 use super::warm;
 
@@ -221,6 +223,7 @@ impl Standby {
     pub(super) fn take_over(self) -> anyhow::Result<Engine> {
         let now = super::now();
         self.death.hold();
+        let working_frame = (self.ledger.header().working_frame).load(Ordering::Acquire);
         let facts = Facts::adopt(self.ledger);
         let engine_epoch = facts.raise_engine_epoch();
         let xsk = (self.socket)
@@ -269,6 +272,7 @@ impl Standby {
                 scratch: vec![0; SLOT_BYTES],
                 down_until: 0,
                 blocked: false,
+                suspect: Suspect::found(working_frame),
             },
             ledger: self.ledger,
             counter_page: CounterPage::adopt(self.ledger),

@@ -68,6 +68,8 @@ counters! {
     no_route,
     /// Frames dropped because the link is down.
     link_down,
+    /// Received frames discarded because two engines in a row died while working on them.
+    poisoned_frames,
     /// Send tokens taken.
     send_tokens,
     /// Send tokens that made no sense or were refused at once.

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use portolan_abi::event::Outcome;
 use portolan_abi::ledger::working_token;
+use portolan_abi::port::CloseReason;
 use portolan_abi::token::{AnswerToken, SendToken};
 use portolan_transport::host::{
     Delivery, Host, MemoryFault, NoBuffer, Offer, SendRequest, SendStatus, TableFull, Verdict,
@@ -19,6 +20,7 @@ use super::commit_point::{Point, store};
 use super::ledger_facts::{Facts, stream_of};
 use super::ports::{Port, PortParts, PortTable, Taken};
 use super::questions::Questions;
+use super::suspect::Suspect;
 
 /// The engine's ports and ledger.
 pub struct EngineHost {
@@ -30,6 +32,8 @@ pub struct EngineHost {
     submitting: Option<SendToken>,
     /// Messages the applications were asked about.
     pub offers: u64,
+    /// The token the last engine died of.
+    suspect: Suspect,
     /// A deadline for sends that name none, nanoseconds.
     default_timeout: u64,
 }
@@ -53,8 +57,14 @@ pub(super) enum Order {
 impl EngineHost {
     /// Over a ledger that was taken over.
     pub fn new(facts: Facts, default_timeout_ms: u64) -> Self {
+        let working = facts
+            .ledger()
+            .header()
+            .working_token
+            .load(Ordering::Acquire);
         Self {
             ports: PortTable::default(),
+            suspect: Suspect::found(working),
             facts,
             submitting: None,
             offers: 0,
@@ -107,11 +117,11 @@ impl EngineHost {
         let (slot, token) = match self.ports.get_mut(port)?.take_send(ledger)? {
             Taken::Token(slot, token) => (slot, token),
             Taken::Refused(slot, generation) => {
-                self.note_working(port, slot, generation);
+                self.note_working(port, slot, generation)?;
                 return Some(Order::Refuse(send_id(port, slot, generation)));
             }
         };
-        self.note_working(port, slot, token.generation);
+        self.note_working(port, slot, token.generation)?;
         let id = send_id(port, slot, token.generation);
         let stream = StreamKey {
             local: PortId(port),
@@ -161,17 +171,21 @@ impl EngineHost {
         ))
     }
 
-    /// Poison: names the token being worked on.
-    fn note_working(&self, port: u16, slot: u32, generation: u32) {
+    /// Poison: names the token being worked on. `None`: two engines have died of it, so the port has failed.
+    fn note_working(&mut self, port: u16, slot: u32, generation: u32) -> Option<()> {
         if cfg!(feature = "volatile") {
-            return;
+            return Some(());
         }
-        let word = working_token(port, slot, generation);
+        let Some(word) = self.suspect.meet(working_token(port, slot, generation)) else {
+            self.ports.get_mut(port)?.fail(CloseReason::Poison);
+            return None;
+        };
         self.facts
             .ledger()
             .header()
             .working_token
             .store(word, Ordering::Release);
+        Some(())
     }
 
     /// The token taken last is done with.

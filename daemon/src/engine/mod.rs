@@ -19,6 +19,7 @@
 //! | `host.rs` | what the transport asks for |
 //! | `commit.rs`, `commit_point.rs`, `ledger_facts.rs`, `restore.rs` | durable facts: their order, its named points, their tables, taking over |
 //! | `control.rs` | the link to the supervisor |
+//! | `suspect.rs` | frames and tokens that kill |
 //! | `wait.rs` | waiting without work |
 //! | `sandbox.rs` | what may be asked of the kernel |
 //! | `counters.rs` | what is counted |
@@ -46,6 +47,7 @@ mod restore;
 mod routes;
 mod sandbox;
 mod serve;
+mod suspect;
 #[cfg(test)]
 mod tests;
 mod wait;

@@ -23,6 +23,7 @@ use super::crossing::{CrossingReceiver, CrossingSender};
 use super::encap::{Encapsulation, Inner};
 use super::host::EngineHost;
 use super::routes::Routes;
+use super::suspect::Suspect;
 
 /// Transmit descriptors with the kernel at any time.
 pub const MAX_OUTSTANDING: u32 = 32;
@@ -73,6 +74,8 @@ pub struct Path {
     pub down_until: Nanos,
     /// Transmission waits for the kernel.
     pub blocked: bool,
+    /// The frame the last engine died of.
+    pub(super) suspect: Suspect,
 }
 
 /// Where a frame that was written goes.
@@ -93,6 +96,7 @@ impl Path {
             host,
             counters,
             queue,
+            suspect,
             ..
         } = self;
         let umem = xsk.umem_address();
@@ -113,7 +117,11 @@ impl Path {
             let address = segments.first().map_or(umem, |first| first.as_ptr().addr());
             let frame = address.wrapping_sub(umem) / CHUNK_SIZE;
             if !cfg!(feature = "volatile") {
-                working_frame.store(frame as u64 + 1, std::sync::atomic::Ordering::Release);
+                let Some(word) = suspect.meet(frame as u64 + 1) else {
+                    inbound.counters.poisoned_frames += 1;
+                    return;
+                };
+                working_frame.store(word, std::sync::atomic::Ordering::Release);
             }
             inbound.frame(segments);
         });

@@ -28,6 +28,7 @@ use super::escalation::{Bounds, Escalation};
 use super::memory::QueueMemory;
 use super::packet::Outbox;
 use super::recovery::Recoveries;
+use super::reset::Reset;
 use super::restarts::Restarts;
 use super::spawn::Child;
 use super::watchdog::Watched;
@@ -125,6 +126,8 @@ pub struct Engine {
     pub(super) standby_deaths: Restarts,
     /// No standby is prepared before, beside an engine that serves.
     pub(super) no_standby_before: Instant,
+    /// Its socket is to be replaced.
+    pub(super) reset: Option<Reset>,
     /// The socket is in the map.
     pub(super) in_map: bool,
 }
@@ -146,6 +149,7 @@ impl Engine {
             armed: false,
             standby_deaths: Restarts::default(),
             no_standby_before: Instant::now(),
+            reset: None,
             in_map: false,
         }
     }

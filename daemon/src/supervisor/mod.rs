@@ -10,6 +10,7 @@
 //! | `engines.rs`, `succession.rs`, `engine_links.rs` | engine processes, who serves next, what is said |
 //! | `watchdog/` | who notices that an engine is dead, or hangs |
 //! | `escalation.rs`, `restarts.rs`, `recovery.rs` | what is done about deaths, and what is remembered |
+//! | `reset.rs`, `sockets.rs` | another socket for a queue |
 //! | `ports.rs`, `memory.rs` | ports, and all memory that outlives an engine |
 //! | `clients.rs`, `requests.rs` | connections and what they ask for |
 //! | `documents.rs`, `peers.rs` | the reports |
@@ -35,8 +36,10 @@ pub mod ports;
 mod privileges;
 pub mod recovery;
 mod requests;
+mod reset;
 pub mod restarts;
 mod service_process;
+pub mod sockets;
 pub mod spawn;
 mod startup;
 pub mod steering;
@@ -61,6 +64,7 @@ use peers::PeersRound;
 use poll::{EventFlags, Poll, Source, Timer};
 use ports::Ports;
 use service_process::Service;
+use sockets::Sockets;
 use spawn::Launcher;
 use steering::Steering;
 use watchdog::Watchdog;
@@ -90,6 +94,8 @@ pub struct Parts {
     pub stop: OwnedFd,
     /// Starts processes.
     pub launcher: Box<dyn Launcher>,
+    /// Makes sockets.
+    pub sockets: Box<dyn Sockets>,
     /// Steers frames.
     pub steering: Box<dyn Steering>,
     /// Resolves MACs that are not configured.
@@ -108,6 +114,7 @@ pub struct Supervisor {
     listener: OwnedFd,
     stop: OwnedFd,
     launcher: Box<dyn Launcher>,
+    sockets: Box<dyn Sockets>,
     steering: Box<dyn Steering>,
     engines: Vec<Engine>,
     watchdog: Watchdog,
@@ -168,6 +175,7 @@ impl Supervisor {
             listener: parts.listener,
             stop: parts.stop,
             launcher: parts.launcher,
+            sockets: parts.sockets,
             steering: parts.steering,
             engines,
             watchdog,

@@ -156,13 +156,12 @@ impl Supervisor {
                 "is the victim of `portolan fault kill`",
             ),
             "hang" => self.tell_active(index, &ToEngine::Hang),
-            "reset" => {
-                let message =
-                    "resetting a queue is not available in this version; use kill or hang";
-                return Err(error(ErrorCode::BadRequest, message));
-            }
+            "reset" => self.reset_queue(index, Cause::Reset, "is reset by `portolan fault reset`"),
             other => {
-                let message = format!("there is no fault `{}`; use kill or hang", printable(other));
+                let message = format!(
+                    "there is no fault `{}`; use kill, hang or reset",
+                    printable(other)
+                );
                 return Err(error(ErrorCode::BadRequest, message));
             }
         }

@@ -92,7 +92,11 @@ impl Supervisor {
                 xsk,
                 zero_copy,
             }) => {
-                tracing::info!(queue, tier = reset.tier.name(), "the queue has another socket");
+                tracing::info!(
+                    queue,
+                    tier = reset.tier.name(),
+                    "the queue has another socket"
+                );
                 engine.memory.umem = umem;
                 engine.memory.xsk = xsk;
                 engine.memory.zero_copy = zero_copy;

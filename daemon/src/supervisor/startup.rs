@@ -19,6 +19,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use super::config::{Config, CopyMode};
 use super::kernel::{KernelVersion, Support};
 use super::memory::{self, Crossings, QueueMemory};
+use super::sockets::KernelSockets;
 use super::spawn::Processes;
 use super::surroundings::ThisMachine;
 use super::{Parts, Supervisor, privileges, steering};
@@ -76,6 +77,7 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
         listener,
         stop,
         launcher: Box::new(launcher),
+        sockets: Box::new(KernelSockets::new(&config, layout)),
         steering: Box::new(steer),
         resolve_neighbours: true,
         config: config.clone(),

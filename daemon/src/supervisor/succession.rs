@@ -11,6 +11,7 @@ use super::escalation::Tier;
 use super::poll::{EventFlags, Source, Timer};
 use super::ports::Phase;
 use super::recovery::Cause;
+use super::reset::Reset;
 use super::watchdog::{Armed, STANDBY_PRIORITY, Seen, now_ns};
 use crate::engine_link::ToEngine;
 
@@ -29,7 +30,7 @@ impl Supervisor {
         };
         let queue = engine.index;
         let leaving = matches!(engine.state, EngineState::Stopping | EngineState::Stopped);
-        if engine.standby.is_some() || leaving {
+        if engine.standby.is_some() || engine.reset.is_some() || leaving {
             return;
         }
         let (child, link) = match self.launcher.engine(queue) {
@@ -90,6 +91,13 @@ impl Supervisor {
         let Some(engine) = self.engines.get_mut(index) else {
             return;
         };
+        let waits_no_more = matches!(engine.state, EngineState::Waiting(at) if at <= now);
+        if waits_no_more && engine.active.is_none() && !self.reset_goes_on(index, now) {
+            return;
+        }
+        let Some(engine) = self.engines.get_mut(index) else {
+            return;
+        };
         let stands_by =
             (engine.standby.as_ref()).is_some_and(|p| p.stage == Stage::StandingBy && !p.fenced);
         match engine.state {
@@ -118,7 +126,9 @@ impl Supervisor {
         let Some(engine) = self.engines.get_mut(index) else {
             return;
         };
-        let may = engine.state == EngineState::Served && engine.escalation.may_adopt();
+        let may = engine.state == EngineState::Served
+            && engine.escalation.may_adopt()
+            && engine.reset.is_none();
         let Some(process) = engine.standby.as_ref().filter(|_| may && !engine.armed) else {
             return;
         };
@@ -175,6 +185,11 @@ impl Supervisor {
             engine.state = EngineState::Served;
         }
         self.poll.set_timer(by, Timer::Engine(engine.index));
+        if engine.reset.is_some() {
+            // Told in the very moment in which its socket was given up.
+            self.fence(index, Cause::Reset, "took over a socket that is to go");
+            return;
+        }
         self.tell_closing_again(index);
     }
 
@@ -327,6 +342,7 @@ impl Supervisor {
             _ => Duration::ZERO,
         };
         let (tier, wait) = engine.escalation.died(served);
+        let tier = engine.reset.map_or(tier, |reset| reset.tier.max(tier));
         engine.recoveries.died(at_ns, last_beat_ns, tier);
         self.poll.remove(&dead.link);
         engine.leaving.push(dead);
@@ -361,7 +377,7 @@ impl Supervisor {
     }
 
     /// Nobody serves: does what the evidence says.
-    fn recover(&mut self, index: usize, _tier: Tier, wait: Duration, now: Instant) {
+    fn recover(&mut self, index: usize, tier: Tier, wait: Duration, now: Instant) {
         let Some(engine) = self.engines.get_mut(index) else {
             return;
         };
@@ -372,6 +388,9 @@ impl Supervisor {
             return;
         }
         engine.state = EngineState::Waiting(now + wait);
+        if tier > Tier::Adopt {
+            engine.reset = Some(Reset::new(tier));
+        }
         if wait.is_zero() {
             // A standby that is ready takes over at once. A start waits for the next round of the loop: one that fails at once must not
             // recurse.
@@ -421,8 +440,11 @@ impl Supervisor {
             };
             if let Some(dead) = engine.standby.take() {
                 self.poll.remove(&dead.link);
+                let asked_for = engine.reset.is_some() && dead.fenced;
                 self.bury(index, &dead);
-                self.on_early_death(index, now);
+                if !asked_for {
+                    self.on_early_death(index, now);
+                }
             }
         }
         let Some(engine) = self.engines.get_mut(index) else {
@@ -433,6 +455,9 @@ impl Supervisor {
             self.bury(index, &dead);
         }
         self.settle_stop(index);
+        if self.engines.get(index).is_some_and(|e| e.reset.is_some()) {
+            self.go_on(index, now);
+        }
     }
 
     fn bury(&mut self, index: usize, dead: &Process) {

@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -20,6 +21,7 @@ use portoland::engine_link::{FromEngine, MAX_PACKET, ToEngine};
 use portoland::supervisor::config::Config;
 use portoland::supervisor::kernel::Support;
 use portoland::supervisor::memory::{Crossings, QueueMemory, create_ledger, eventfd};
+use portoland::supervisor::sockets::{NewSocket, NoSocket, Sockets};
 use portoland::supervisor::spawn::{Child, Launcher};
 use portoland::supervisor::steering::NoSteering;
 use portoland::supervisor::surroundings::{Account, Interface, Surroundings};
@@ -180,6 +182,30 @@ impl FakeEngine {
     }
 }
 
+/// Makes sockets that are none, and says so.
+struct FakeSockets(Sender<Option<OwnedFd>>);
+
+impl Sockets for FakeSockets {
+    fn create(
+        &mut self,
+        _nic_queue: u32,
+        umem: Option<&OwnedFd>,
+        _ownership: &[AtomicU64],
+    ) -> Result<NewSocket, NoSocket> {
+        let kept = umem.map(|fd| fd.try_clone().unwrap());
+        let new = || eventfd().unwrap().into();
+        let made = NewSocket {
+            umem: kept
+                .as_ref()
+                .map_or_else(new, |fd| fd.try_clone().unwrap().into()),
+            xsk: new(),
+            zero_copy: false,
+        };
+        self.0.send(kept).unwrap();
+        Ok(made)
+    }
+}
+
 struct FakeLauncher {
     engines: Sender<FakeEngine>,
     killed: Vec<(i32, Arc<Mutex<bool>>, OwnedFd)>,
@@ -255,6 +281,8 @@ pub struct Options {
 pub struct Node {
     directory: tempfile::TempDir,
     engines: Receiver<FakeEngine>,
+    /// Per socket made: the UMEM it was made over, unless a new one.
+    pub sockets: Receiver<Option<OwnedFd>>,
     stop: OwnedFd,
     thread: Option<JoinHandle<std::io::Result<()>>>,
     ledgers: Vec<LedgerMapping>,
@@ -307,6 +335,7 @@ impl Node {
         )
         .unwrap();
         let (sender, engines) = channel();
+        let (made, sockets) = channel();
         let own_pid = i32::try_from(std::process::id()).unwrap();
         let service_pid = options.we_are_the_service.then_some(own_pid);
         let listener = listen(&config.socket);
@@ -325,6 +354,7 @@ impl Node {
                     next_pid: 1_000_000_000,
                     service_pid,
                 }),
+                sockets: Box::new(FakeSockets(made)),
                 steering: Box::new(NoSteering),
                 resolve_neighbours: false,
                 config,
@@ -334,6 +364,7 @@ impl Node {
         Self {
             directory,
             engines,
+            sockets,
             stop,
             thread: Some(thread),
             ledgers,
