@@ -127,20 +127,70 @@ const HANG_US: f64 = 20_000.0;
 const STUCK_US: f64 = 200_000.0;
 const WATCHED: &str = "[engine]\nwait = \"yield\"\n[recovery]\nhang_after_us = 20000\nstuck_after_us = 200000\nhealthy_after_ms = 1\n";
 
+fn fault(daemon: &Daemon, kind: &str) {
+    let program = portolan_testbed::Binaries::find().unwrap().cli().unwrap();
+    let mut fault = std::process::Command::new(program);
+    fault
+        .arg("--socket")
+        .arg(daemon.socket())
+        .args(["fault", kind, "0"]);
+    assert!(fault.output().unwrap().status.success());
+}
+
+// The queue is given another socket by hand, and because engines die early. Expect: frames arrive through it, every time.
+#[test]
+fn another_socket_carries_on() {
+    let lab = Lab::builder().build().unwrap();
+    let eager = "[recovery]\nadoptions = 0\nresets = 2\nrebuilds = 100\nhealthy_after_ms = 60000\n";
+    let daemon = lab.node(1).start_daemon(eager).unwrap();
+    let _other = lab.node(2).start_daemon("").unwrap();
+    let node = portolan::Node::attach(lab.node(1).socket()).unwrap();
+    let mut port = node.open_port(portolan::PortOptions::at(9)).unwrap();
+    let mut reaches = || {
+        let to = portolan::Address::from((2, 0));
+        port.send_bytes(to, b"are you there", portolan::SendOptions::default())
+            .unwrap();
+        let deadline = std::time::Instant::now() + BACK;
+        loop {
+            assert!(std::time::Instant::now() < deadline, "nothing comes back");
+            match port.blocking_receive(Duration::from_secs(1)).unwrap() {
+                Some(portolan::Event::Sent(sent)) => return sent.status,
+                Some(other) => port.unknown(other),
+                None => {}
+            }
+        }
+    };
+    let first = reaches();
+    let mut back = Vec::new();
+    for (cause, tier) in [
+        ("reset", "reset"),
+        ("death", "reset"),
+        ("death", "rebuild"),
+        ("death", "rebuild"),
+        ("reset", "rebuild"),
+    ] {
+        let before = settled(&daemon);
+        let hurt_at = now_ns();
+        match cause {
+            "reset" => fault(&daemon, "reset"),
+            _ => signal(pid(&before), Signal::KILL),
+        }
+        let after = replaced(&daemon, &before);
+        assert_eq!(
+            (&last(&after)["cause"], &last(&after)["tier"]),
+            (&cause.into(), &tier.into())
+        );
+        back.push(micros(&last(&after)["ready_at_ns"], hurt_at));
+        assert_eq!(reaches(), first);
+    }
+    quantiles("another socket serves after", back);
+}
+
 #[test]
 fn who_loops_for_ever_or_is_stopped_is_fenced_and_replaced() {
     let lab = Lab::builder().build().unwrap();
     let daemon = lab.node(1).start_daemon(WATCHED).unwrap();
-    let hang = |_| {
-        let program = portolan_testbed::Binaries::find().unwrap().cli().unwrap();
-        let mut fault = std::process::Command::new(program);
-        fault
-            .arg("--socket")
-            .arg(daemon.socket())
-            .args(["fault", "hang", "0"]);
-        assert!(fault.status().unwrap().success());
-    };
-    noticed(&daemon, "hang", HANG_US, 10, hang);
+    noticed(&daemon, "hang", HANG_US, 10, |_| fault(&daemon, "hang"));
     noticed(&daemon, "stuck", STUCK_US, 5, |pid| {
         signal(pid, Signal::STOP)
     });

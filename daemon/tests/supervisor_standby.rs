@@ -167,7 +167,7 @@ fn a_queue_is_given_another_socket() {
 #[test]
 fn early_deaths_lead_from_tier_to_tier() {
     let node = Node::start(&Options {
-        more: "[recovery]\nadoptions = 2\nresets = 2\nrebuilds = 1\n".into(),
+        more: "[recovery]\nstandby = false\nadoptions = 2\nresets = 2\nrebuilds = 1\n".into(),
         ..Options::default()
     });
     let none_made = || node.sockets.try_recv().is_err();

@@ -230,6 +230,7 @@ impl Standby {
             .adopt(self.ledger.frames())
             .context("the AF_XDP socket cannot be taken over")?;
         let mut host = EngineHost::new(facts, self.config.default_timeout_ms);
+        host.suspect_last_token();
         for (number, mut port) in self.ports {
             port.go_on();
             if host.knows(number, port.generation()) {

@@ -57,19 +57,20 @@ pub(super) enum Order {
 impl EngineHost {
     /// Over a ledger that was taken over.
     pub fn new(facts: Facts, default_timeout_ms: u64) -> Self {
-        let working = facts
-            .ledger()
-            .header()
-            .working_token
-            .load(Ordering::Acquire);
         Self {
             ports: PortTable::default(),
-            suspect: Suspect::found(working),
+            suspect: Suspect::default(),
             facts,
             submitting: None,
             offers: 0,
             default_timeout: default_timeout_ms.saturating_mul(1_000_000),
         }
+    }
+
+    /// Takes what the last engine was working on for what it died of.
+    pub(super) fn suspect_last_token(&mut self) {
+        let word = &self.facts.ledger().header().working_token;
+        self.suspect = Suspect::found(word.load(Ordering::Acquire));
     }
 
     /// Maps a port whose ledger facts, if there are any, belong to an earlier generation, and opens it.

@@ -447,3 +447,21 @@ fn a_port_that_was_told_closed_stays_closed() {
     let word = engine.header().state.load(Ordering::Acquire);
     assert_eq!(word as u32, portolan_abi::port::state::CLOSED);
 }
+
+// An engine dies while it works on a token, and so does its successor, over the same one. Expect: the third closes the port for poison
+// without touching it; between the deaths the token is tried again like any other.
+#[test]
+fn a_token_that_killed_two_engines_closes_its_port() {
+    let memory = Memory::new();
+    let mut application = Application::new(&memory);
+    application.act();
+    for expected in [None, None, Some(CloseReason::Poison)] {
+        let (mut host, _) = memory.take_over();
+        host.suspect_last_token();
+        assert_eq!(host.port(PORT).sends_waiting(), 2);
+        let order = host.take_order(PORT, 0);
+        assert_eq!(host.port(PORT).fault(), expected);
+        assert_eq!(order.is_none(), expected.is_some());
+        // It dies here.
+    }
+}

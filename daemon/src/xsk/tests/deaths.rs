@@ -194,7 +194,8 @@ impl World {
     }
 }
 
-fn run(ops: &[Op], seed: u64, index: u32) {
+/// Returns how often the owner died.
+fn run(ops: &[Op], seed: u64, index: u32) -> u32 {
     let layout = UmemLayout::new(12, 4, 9014).unwrap();
     // Leaked so that owners need no lifetime; a few kilobytes per case.
     let socket: &'static FakeSocket = Box::leak(Box::new(FakeSocket::new(layout, index)));
@@ -243,6 +244,7 @@ fn run(ops: &[Op], seed: u64, index: u32) {
     assert_eq!(stamps.len(), kernel.sent.len(), "a frame was sent twice");
     assert_eq!(xsk.counters().rx_bogus_descriptors, 0);
     assert_eq!(xsk.counters().tx_bogus_completions, 0);
+    world.deaths
 }
 
 /// Every delivered frame was seen, in order, and more than once only after a
@@ -282,16 +284,15 @@ proptest! {
     }
 }
 
-/// One busy script, its owner killed at each of its crash points in turn.
-#[test]
-fn the_owner_dies_at_every_store_of_a_busy_script() {
+/// A script in which everything happens.
+fn busy_round() -> [Op; 13] {
     let deliver = |segments| {
         Op::Kernel(KernelOp::Deliver {
             segments,
             at_once: true,
         })
     };
-    let round = [
+    [
         deliver(1),
         deliver(3),
         Op::Send {
@@ -308,7 +309,13 @@ fn the_owner_dies_at_every_store_of_a_busy_script() {
         Op::Flush,
         Op::Kernel(KernelOp::Complete { newest: true }),
         Op::Reap,
-    ];
+    ]
+}
+
+/// One busy script, its owner killed at each of its crash points in turn.
+#[test]
+fn the_owner_dies_at_every_store_of_a_busy_script() {
+    let round = busy_round();
     for after in 0..400 {
         for again in [None, Some(0), Some(7), Some(20)] {
             let mut ops = vec![Op::Die { after, again }];
@@ -316,4 +323,22 @@ fn the_owner_dies_at_every_store_of_a_busy_script() {
             run(&ops, u64::from(after) << 8 | 5, 0);
         }
     }
+}
+
+/// One socket taken over again and again, each time from an owner that died somewhere in a busy script, every third time from one that died
+/// while it took over. Expect: after 10,000 takeovers and a wrap of all indices every chunk is there once (checked after each step).
+#[test]
+fn ten_thousand_takeovers_leak_no_chunk() {
+    const TAKEOVERS: u32 = 10_000;
+    let round = busy_round();
+    let mut ops = Vec::new();
+    for n in 0..TAKEOVERS {
+        ops.push(Op::Die {
+            after: n * 7 % 61,
+            again: n.is_multiple_of(3).then_some(n % 23),
+        });
+        ops.extend(round.iter().cloned());
+    }
+    let deaths = run(&ops, 5, u32::MAX - 20_000);
+    assert!(deaths >= TAKEOVERS, "only {deaths} takeovers");
 }
