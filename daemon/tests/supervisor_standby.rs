@@ -74,10 +74,16 @@ fn a_standby_hears_everything_and_takes_over() {
     );
     assert!(last["fenced_at_ns"].as_u64() > Some(1) && last["ready_at_ns"] == 1);
 
-    // The next standby was told of the port as well, and both of its end.
+    // The next standby was told of the port as well; it forgets it when the engine has let go, and not before.
     client.send(&Request::ClosePort { port: 7 });
-    assert_eq!(told_to_close(&standby), (7, CloseReason::ByOwner));
-    assert_eq!(told_to_close(&engine), (7, CloseReason::ByOwner));
+    let (port, reason) = told_to_close(&engine);
+    assert!(standby.told_nothing());
+    engine.say(&FromEngine::PortClosed {
+        port,
+        generation,
+        reason,
+    });
+    assert_eq!(told_to_close(&standby), (port, reason));
 }
 
 // The engine closes a port for cause, which nobody told it to. Expect: its standby is told to forget it.
@@ -112,8 +118,7 @@ fn a_standby_that_dies_is_replaced_without_hurry() {
     standby.take_over();
 }
 
-// The engine dies while its port is being closed; its standby forgot the port already. Expect: the successor is asked again, so that the
-// number is free only when nobody serves it.
+// The engine dies while its port is being closed. Expect: the successor, which knows the port, is asked to close it, and then it is closed.
 #[test]
 fn a_port_is_closed_by_the_successor_too() {
     let (node, engine, standby) = Node::ready_twice(&Options::default());
@@ -124,10 +129,16 @@ fn a_port_is_closed_by_the_successor_too() {
     engine.say(&FromEngine::PortOpened { port, generation });
     client.answer().unwrap();
     client.send(&Request::ClosePort { port });
-    told_to_close(&standby);
     told_to_close(&engine);
     engine.die();
-    assert_eq!(standby.told().0, ToEngine::TakeOver);
+    let engine = standby.take_over();
+    let (port, reason) = told_to_close(&engine);
+    assert!(client.no_answer_yet());
+    engine.say(&FromEngine::PortClosed {
+        port,
+        generation,
+        reason,
+    });
     assert_eq!(client.answer().unwrap().0, Response::Done);
 }
 
