@@ -20,14 +20,17 @@
 //!
 //! **Rejected.** *A header instead of a seal behind*: a shortened message would keep it, but offers show a message's first 16 bytes, which
 //! are the application's. *Receipts in the transport*: that is who is checked. *A port of their own for notes*: it would end pauses
-//! of shared streams, at twice the ports. *A CRC*: see `seal.rs`. *Sequences that end with a session's number from a clock*: clocks are set back.
+//! of shared streams, at twice the ports. *A CRC*: see `seal.rs`. *Sessions
+//! in the order of a clock*: clocks are set back.
 //!
 //! **Notes and GM's pauses.** Notes travel at high priority in the application's own stream, without a deadline, and are cancelled, not
-//! timed out, because neither a cancel nor a cancelled send pauses a stream. A closed port does. The library then resumes the stream itself once it has
-//! seen every event there was and none of them was a failure of the application's, which would be the application's to resume.
+//! timed out, because a cancelled send pauses no stream. A closed port does. The library then resumes the stream itself, once it has seen
+//! every event there was and none of them was a failure of the application's, which would be the application's to resume.
 //!
 //! What is promised to applications, what is not, and what it costs: `docs/integrity.md`.
 
+#[cfg(test)]
+mod cost;
 mod incoming;
 mod notes;
 mod outgoing;

@@ -14,11 +14,11 @@ use super::seal::{Receipt, Seal, Statement};
 use super::*;
 use crate::names::Priority::{High, Low};
 
-fn address(port: u16) -> Address {
+pub(super) fn address(port: u16) -> Address {
     (1, port).into()
 }
 
-fn book(port: u16, id: u64) -> Book {
+pub(super) fn book(port: u16, id: u64) -> Book {
     let options = Integrity {
         confirm_within: Duration::from_millis(4),
     };
@@ -59,7 +59,7 @@ fn deliver(book: &mut Book, from: Address, carried: &Carried) -> bool {
 }
 
 /// Carries notes both ways until nobody has anything to say.
-fn talk(a: &mut Book, b: &mut Book) {
+pub(super) fn talk(a: &mut Book, b: &mut Book) {
     loop {
         let mut said = false;
         for turn in 0..2 {
@@ -345,8 +345,8 @@ fn the_first_of_a_stream_is_lost() {
     assert_eq!(reports(&mut a), [(Fault::Unconfirmed, 2)].into());
 }
 
-// A statement comes twice, its first receipt lost; a gap grows after it was stated, and what was given up in it came. Expect: no complaint
-// about the first; one about the second.
+// A statement comes twice, its first receipt lost; a gap grows after it was stated, and what was given up in it came. Expect: no
+// complaint about the first; one about the second.
 #[test]
 fn statements_are_told_again() {
     let (mut sender, mut receiver) = (Outgoing::new(7, 0), Incoming::default());
@@ -556,67 +556,4 @@ fn the_state_of_a_stream_is_bounded() {
     }
     assert_eq!(sent, WINDOW);
     assert!(reports(&mut a).is_empty() && reports(&mut b).is_empty());
-}
-
-// What integrity adds to a message, library only: `cargo test --release -p portolan --lib -- --ignored --nocapture integrity_costs`.
-#[test]
-#[ignore = "a measurement"]
-fn integrity_costs() {
-    const ROUNDS: u32 = 50;
-    println!("     bytes    seal ns   check ns   end ns");
-    for len in [
-        0usize,
-        8,
-        48,
-        64,
-        256,
-        1024,
-        4096,
-        16 << 10,
-        64 << 10,
-        256 << 10,
-        1 << 20,
-        4 << 20,
-    ] {
-        let (mut a, mut b) = (book(10, 1), book(11, 2));
-        let batch = (4 << 20) / (len + 64 * 1024) + 4;
-        let mut bytes = vec![7; len + SEAL];
-        let mut best = [u128::MAX; 3];
-        for _ in 0..ROUNDS {
-            let mut sums = [0; 3];
-            for _ in 0..batch {
-                for _ in 0..8 {
-                    let mut times = [std::time::Instant::now(); 4];
-                    let options = SendOptions::default();
-                    times[0] = std::time::Instant::now();
-                    let at = a.may_send(address(11), Low).unwrap();
-                    a.seal(at, 0, &options, &mut bytes);
-                    times[1] = std::time::Instant::now();
-                    assert!(matches!(
-                        b.message(&bytes, address(10), Low, 0),
-                        Judgement::Deliver
-                    ));
-                    times[2] = std::time::Instant::now();
-                    a.ended(0, Status::Delivered);
-                    times[3] = std::time::Instant::now();
-                    for i in 0..3 {
-                        sums[i] += (times[i + 1] - times[i]).as_nanos();
-                    }
-                }
-            }
-            for i in 0..3 {
-                best[i] = best[i].min(sums[i] / (8 * batch as u128));
-            }
-            talk(&mut a, &mut b);
-        }
-        let clock = {
-            let start = std::time::Instant::now();
-            for _ in 0..1000 {
-                std::hint::black_box(std::time::Instant::now());
-            }
-            start.elapsed().as_nanos() / 1000
-        };
-        let [seal, check, end] = best.map(|ns| ns.saturating_sub(clock));
-        println!("{len:>10} {seal:>10} {check:>10} {end:>8}");
-    }
 }
