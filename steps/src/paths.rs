@@ -253,7 +253,10 @@ pub fn search(extent: Extent) -> Result<Tallies> {
             extent,
             tallies: &mut tallies,
         };
+        let name = search.script.name;
         search.run()?;
+        let instructions: u64 = tallies.values().map(|tally| tally.instructions).sum();
+        eprintln!("{name}: done, {instructions} instructions so far");
     }
     Ok(tallies)
 }
