@@ -93,6 +93,8 @@ pub enum Promise {
 pub struct Outcome {
     pub kind: String,
     pub injected: u64,
+    /// Engines lost while the fault was being prepared; not counted as injected.
+    pub botched: u64,
     /// The daemon noticed, where it says so.
     pub detected: u64,
     /// Somebody else served, and every port received again.
@@ -136,6 +138,7 @@ impl Outcome {
         Ok(Self {
             kind: kind.to_owned(),
             injected: 0,
+            botched: 0,
             detected: 0,
             recovered: 0,
             false_alarms: 0,
@@ -236,6 +239,7 @@ impl Outcome {
         let mut value = json!({
             "kind": self.kind,
             "injected": self.injected,
+            "botched": self.botched,
             "detected": self.detected,
             "recovered": self.recovered,
             "lost": self.tally.lost,

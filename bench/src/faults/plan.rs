@@ -66,6 +66,9 @@ pub struct Options {
     /// Random choices follow from it
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Seconds in which an engine must be replaced and every port must receive again
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    patience: u64,
     /// MTU in bytes
     #[arg(long, default_value_t = 1500)]
     mtu: u32,
@@ -162,6 +165,7 @@ impl Options {
         Setting {
             mtu: self.mtu,
             ports: self.ports,
+            patience: Duration::from_secs(self.patience),
             open_ports: 0,
             managed: false,
             integrity: false,

@@ -42,6 +42,8 @@ pub struct Setting {
     pub mtu: u32,
     /// Loaded ports on each node.
     pub ports: u16,
+    /// Bound on a recovery.
+    pub patience: Duration,
     /// Open ports on each node, if more than those that carry traffic.
     pub open_ports: u16,
     /// Whether the daemons have a manager that starts them again.
@@ -85,6 +87,8 @@ pub struct Scene {
     talkers: Vec<JoinHandle<Written>>,
     meters: Vec<(Address, Arc<Meter>)>,
     integrity: bool,
+    /// Bound on a recovery.
+    pub patience: Duration,
     /// Open, and nothing more.
     idle: Vec<Port>,
     steady: Option<Steady>,
@@ -104,6 +108,7 @@ impl Scene {
             talkers: Vec::new(),
             meters: Vec::new(),
             integrity: setting.integrity,
+            patience: setting.patience,
             idle: Vec::new(),
             steady: None,
             daemons: daemons.collect::<Result<_>>()?,

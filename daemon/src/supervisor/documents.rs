@@ -53,6 +53,10 @@ impl Supervisor {
             },
             "engines": engines,
             "transport": transport_document(config),
+            "recovery": {
+                "hang_after_us": config.recovery.hang_after_us,
+                "stuck_after_us": config.recovery.stuck_after_us,
+            },
             "limits": {
                 "peers": limits.peers,
                 "streams": limits.streams,
