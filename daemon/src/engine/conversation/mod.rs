@@ -336,7 +336,7 @@ impl<'m> World<'m> {
             let frame = self.peer_end.from.pop(&mut self.buffer).unwrap_or_default();
             let nth = self.subject_end.count;
             self.subject_end.count += 1;
-            if let Some(late) = self.script.late_in {
+            for late in &self.script.late_in {
                 self.late.push((self.now + late, frame.to_vec()));
             }
             if !self.script.lose_in.contains(&nth) {

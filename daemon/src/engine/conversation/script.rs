@@ -23,8 +23,8 @@ pub struct Script {
     /// Frames lost on their way to and from the subject, by number.
     pub lose_in: Vec<usize>,
     pub lose_out: Vec<usize>,
-    /// Every frame to the subject comes once more, so much later.
-    pub late_in: Option<Nanos>,
+    /// Every frame to the subject comes again, so much later.
+    pub late_in: Vec<Nanos>,
     /// When the subject's port is closed, and opened again.
     pub close_at: Option<Nanos>,
     pub reopen_at: Option<Nanos>,
@@ -76,7 +76,7 @@ impl Script {
             buffers_from: 0,
             lose_in: Vec::new(),
             lose_out: Vec::new(),
-            late_in: None,
+            late_in: Vec::new(),
             close_at: None,
             reopen_at: None,
             may_fail: false,
@@ -153,14 +153,16 @@ impl Script {
         }
     }
 
-    /// Streams fall idle, are closed, and opened again under a new epoch; every frame comes once more after that.
+    /// Streams fall idle, are closed, and opened again under a new epoch; every frame comes again many
+    /// times, before and after that.
     pub fn idle(profile: Profile) -> Self {
         let mut script = Self::of("idle", profile);
         script.policy.stream_idle_ms = 10;
         Self {
             to_peer: vec![low(8), at(60, low(8)), at(60, low(100))],
             to_subject: vec![low(8), at(60, low(8)), at(60, low(100))],
-            late_in: Some(35 * MS),
+            // Also at once after a death that left the epoch half forgotten, before its sender repeats that it is closed.
+            late_in: (5..40).map(|late| late * MS / 2).chain([35 * MS]).collect(),
             ..script
         }
     }
