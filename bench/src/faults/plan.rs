@@ -219,7 +219,7 @@ impl Item {
         let each = match self {
             Self::Links(_) => 0.7,
             Self::Supervisors(..) => supervisors::EXPECTED_S,
-            Self::Pauses(_) => 0.07,
+            Self::Pauses(_) => 0.09,
             Self::Calm(_) => 1.0,
             Self::Flips(..) => flips::EXPECTED_S,
             _ => deaths::EXPECTED_S,

@@ -48,7 +48,7 @@ const PATIENT: &str = "\n[recovery]\nhang_after_us = 60000000\nstuck_after_us = 
 /// What a supervisor logs when an engine says that it cannot go on.
 const LEAVES: &str = "engine gives up";
 /// How long a campaign may be expected to take, per flip.
-pub const EXPECTED_S: f64 = 0.9;
+pub const EXPECTED_S: f64 = 0.6;
 
 /// A campaign of flips.
 pub struct Flips<'a> {
