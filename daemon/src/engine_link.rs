@@ -233,6 +233,11 @@ pub enum FromEngine {
         /// At most a packet's worth.
         peers: Vec<PeerReport>,
     },
+    /// Comes round, but its queue stands still. Said once per second as long as it does.
+    Wedged {
+        /// What the rings and the kernel's statistics say.
+        evidence: String,
+    },
     /// Cannot go on.
     Fatal {
         /// Why.

@@ -204,3 +204,25 @@ fn early_deaths_lead_from_tier_to_tier() {
     // It is tried again.
     node.next_engine().ready();
 }
+
+// An engine says that its queue stands still, and its successor says so again. Expect: another socket, and no third one at once.
+#[test]
+fn a_queue_that_stands_still_gets_another_socket_but_not_for_ever() {
+    let (node, engine) = Node::ready(&Options::default());
+    let wedged = FromEngine::Wedged {
+        evidence: "completions\nstopped".into(),
+    };
+    engine.say(&wedged);
+    engine.wait_killed();
+    assert!(node.sockets.recv_timeout(DEADLINE).unwrap().is_some());
+    let engine = node.next_engine().ready();
+    let now = status(&node.client());
+    let last = &now["last_recovery"];
+    assert_eq!(
+        (&last["cause"], &last["tier"]),
+        (&"wedged".into(), &"reset".into())
+    );
+    engine.say(&wedged);
+    status(&node.client());
+    assert!(!engine.was_killed() && node.sockets.try_recv().is_err());
+}

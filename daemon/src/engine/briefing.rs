@@ -20,7 +20,7 @@ use portolan_transport::ident::{NodeId, PortId};
 use portolan_transport::policy::Policy;
 
 use crate::engine_link::{EngineConfig, FromEngine, ToEngine};
-use crate::xsk::{MappedXsk, Xsk};
+use crate::xsk::{KickOutcome, MappedXsk, Xsk};
 
 use super::Engine;
 use super::control::{Incoming, Link};
@@ -37,6 +37,7 @@ use super::routes::{Change, Routes};
 use super::suspect::Suspect;
 use super::wait::Waiter;
 use super::warm;
+use super::wedge::Wedge;
 
 /// The number a new stream's first message gets.
 const FIRST_NUMBER: u32 = 1;
@@ -274,6 +275,8 @@ impl Standby {
                 down_until: 0,
                 blocked: false,
                 suspect: Suspect::found(working_frame),
+                wedge: Wedge::default(),
+                last_kick: KickOutcome::Idle,
             },
             ledger: self.ledger,
             counter_page: CounterPage::adopt(self.ledger),

@@ -20,6 +20,7 @@
 //! | `commit.rs`, `commit_point.rs`, `ledger_facts.rs`, `restore.rs` | durable facts: their order, its named points, their tables, taking over |
 //! | `control.rs` | the link to the supervisor |
 //! | `suspect.rs` | frames and tokens that kill |
+//! | `wedge.rs` | a queue that stands still |
 //! | `wait.rs` | waiting without work |
 //! | `sandbox.rs` | what may be asked of the kernel |
 //! | `counters.rs` | what is counted |
@@ -52,6 +53,7 @@ mod suspect;
 mod tests;
 mod wait;
 mod warm;
+mod wedge;
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -176,6 +178,11 @@ impl Engine {
         if now >= self.next_counters {
             self.next_counters = now.saturating_add(COUNTERS_EVERY_NS);
             self.publish_counters();
+            if let Some(evidence) = self.path.wedged(now) {
+                link.send(&FromEngine::Wedged {
+                    evidence: evidence.to_owned(),
+                });
+            }
         }
         match self.waiter.after_loop(worked || self.path.blocked, now) {
             Next::Loop => {}

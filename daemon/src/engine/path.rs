@@ -24,6 +24,7 @@ use super::encap::{Encapsulation, Inner};
 use super::host::EngineHost;
 use super::routes::Routes;
 use super::suspect::Suspect;
+use super::wedge::{Vitals, Wedge};
 
 /// Transmit descriptors with the kernel at any time.
 pub const MAX_OUTSTANDING: u32 = 32;
@@ -74,6 +75,10 @@ pub struct Path {
     pub down_until: Nanos,
     /// Transmission waits for the kernel.
     pub blocked: bool,
+    /// Whether the queue stands still.
+    pub(super) wedge: Wedge,
+    /// How the last kick ended.
+    pub(super) last_kick: KickOutcome,
     /// The frame the last engine died of.
     pub(super) suspect: Suspect,
 }
@@ -271,7 +276,8 @@ impl Path {
         if now < self.down_until {
             return;
         }
-        self.down_until = match self.xsk.flush() {
+        self.last_kick = self.xsk.flush();
+        self.down_until = match self.last_kick {
             KickOutcome::Idle | KickOutcome::Sent => 0,
             KickOutcome::Pending | KickOutcome::NoBuffers => {
                 // Tried again with the next loop.
@@ -283,6 +289,24 @@ impl Path {
             }
         };
         self.xsk.reap();
+    }
+
+    /// What of the queue stands still, if anything; once per second.
+    pub fn wedged(&mut self, now: Nanos) -> Option<&'static str> {
+        let xsk = &self.xsk;
+        self.wedge.look(now, self.last_kick, || {
+            let counters = xsk.counters();
+            let dropped = xsk.statistics().map_or(0, |statistics| {
+                let full = statistics.rx_ring_full.unwrap_or(0);
+                full + statistics.rx_fill_ring_empty_descs.unwrap_or(0)
+            });
+            Vitals {
+                taken: xsk.tx_taken(),
+                completions: counters.tx_completions,
+                received: counters.rx_frames,
+                dropped,
+            }
+        })
     }
 
     /// Wakes the engines that frames crossed to, if they sleep.

@@ -261,6 +261,7 @@ impl Supervisor {
                 reason,
             } => self.on_port_closed(index, port, generation, reason),
             FromEngine::Peers { id, peers } => self.on_peers(index, id, peers),
+            FromEngine::Wedged { evidence } => self.on_wedged(index, &evidence),
         }
     }
 }

@@ -22,7 +22,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::escalation::{Bounds, Escalation};
 use super::memory::QueueMemory;
@@ -126,6 +126,10 @@ pub struct Engine {
     pub(super) standby_deaths: Restarts,
     /// No standby is prepared before, beside an engine that serves.
     pub(super) no_standby_before: Instant,
+    /// Its queue stood still: no other socket for that before.
+    pub(super) no_reset_before: Instant,
+    /// And so long after the next one.
+    pub(super) reset_pause: Duration,
     /// Its socket is to be replaced.
     pub(super) reset: Option<Reset>,
     /// The socket is in the map.
@@ -149,6 +153,8 @@ impl Engine {
             armed: false,
             standby_deaths: Restarts::default(),
             no_standby_before: Instant::now(),
+            no_reset_before: Instant::now(),
+            reset_pause: Duration::ZERO,
             reset: None,
             in_map: false,
         }

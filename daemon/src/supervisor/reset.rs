@@ -25,6 +25,10 @@ const RELEASE_PAUSE: Duration = Duration::from_millis(4);
 /// A queue that is not released by then: something else holds it.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
 
+/// Between two sockets for a queue that stands still.
+const FIRST_PAUSE: Duration = Duration::from_secs(4);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
 /// A socket that is to be replaced.
 #[derive(Clone, Copy, Debug)]
 pub struct Reset {
@@ -57,6 +61,36 @@ impl Supervisor {
         // If the standby has just been told to take over, it finds that out by being killed, like who serves.
         self.disarm(index);
         self.fence(index, cause, why);
+    }
+
+    /// An engine says that its queue stands still. Another socket is the remedy for what a socket can have; if it stands still again soon
+    /// after, the next one waits, and longer each time.
+    pub(super) fn on_wedged(&mut self, index: usize, evidence: &str) {
+        let now = Instant::now();
+        let Some(engine) = self.engines.get_mut(index) else {
+            return;
+        };
+        if now < engine.no_reset_before {
+            return;
+        }
+        let long_ago = now.duration_since(engine.no_reset_before) > LONGEST_PAUSE;
+        let pause = if long_ago {
+            FIRST_PAUSE
+        } else {
+            (engine.reset_pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE)
+        };
+        engine.reset_pause = pause;
+        engine.no_reset_before = now + pause;
+        let evidence: String = evidence
+            .chars()
+            .filter(|c| !c.is_control())
+            .take(100)
+            .collect();
+        self.reset_queue(
+            index,
+            Cause::Wedged,
+            &format!("has a queue that stands still: {evidence}"),
+        );
     }
 
     /// The next step, if there is one to take. True: the socket is in order.

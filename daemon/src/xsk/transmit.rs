@@ -112,6 +112,13 @@ impl<D: Doorbell> Xsk<'_, D> {
         self.tx_outstanding
     }
 
+    /// Of these, the ones the kernel has taken out of the transmit ring.
+    pub fn tx_taken(&self) -> u32 {
+        let in_ring = self.tx.in_ring().unwrap_or(0);
+        self.tx_outstanding
+            .saturating_sub(in_ring + self.tx.staged())
+    }
+
     /// Publishes everything staged and kicks the kernel if it has work, also
     /// work left by an earlier flush or owner. May reap completions.
     pub fn flush(&mut self) -> KickOutcome {

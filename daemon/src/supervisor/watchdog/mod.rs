@@ -425,6 +425,8 @@ impl Guard {
         });
         // Dead already: as good.
         let _ = rustix::process::pidfd_send_signal(&serving.exit, rustix::process::Signal::KILL);
+        // Dying takes a moment of its own on a core, which on a busy machine it would wait for.
+        let _ = vitals::make_urgent(serving.pid, STANDBY_PRIORITY);
         next
     }
 
