@@ -4,7 +4,8 @@
 //! machine makes without a fault.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -53,13 +54,23 @@ pub fn supervisors(
         managed: true,
         ..setting.clone()
     };
+    // Not in the lab's directory: what is below /run may not be executable.
+    let builds = tempfile::tempdir().context("a directory for builds")?;
+    fs::set_permissions(builds.path(), fs::Permissions::from_mode(0o755))?;
     let mut scene = Scene::start(&setting)?;
     warm_up(&scene)?;
     let before = recoveries(&scene)?;
     let log = scene.steady()?.log.clone();
     for number in 0..count {
         let node = NODES[random.below(2) as usize];
-        let one = one(deed, &scene, node, number, &log, &mut outcome);
+        let one = one(
+            deed,
+            &scene,
+            node,
+            &builds.path().join(format!("portoland-{number}")),
+            &log,
+            &mut outcome,
+        );
         scene.check()?;
         if let Err(error) = one {
             outcome.note(format!("{number}: {error:#}"));
@@ -77,7 +88,7 @@ fn one(
     deed: Deed,
     scene: &Scene,
     node: u16,
-    number: u64,
+    build: &Path,
     log: &GapLog,
     outcome: &mut Outcome,
 ) -> Result<()> {
@@ -96,7 +107,7 @@ fn one(
             let start = daemon.manager()?.kill()?;
             daemon.manager()?.wait_ready(start, BACK)?;
         }
-        Deed::Upgrade => upgrade(scene, node, number)?,
+        Deed::Upgrade => upgrade(scene, node, build)?,
     }
     let back = now_ns();
     outcome.takeover.record(back - began);
@@ -119,28 +130,15 @@ fn one(
     Ok(())
 }
 
-/// Replaces a supervisor by the same build in another file, in turns two of them.
-fn upgrade(scene: &Scene, node: u16, number: u64) -> Result<()> {
+/// Replaces a supervisor by the same build in another file.
+fn upgrade(scene: &Scene, node: u16, build: &Path) -> Result<()> {
     let daemon = scene.daemon(node)?;
-    let here = PathBuf::from(format!("/proc/{}/exe", daemon.pid()));
-    let next = scene
-        .lab()
-        .directory()
-        .join(format!("portoland-{node}-{number}"));
-    fs::copy(&here, &next).context("a copy of the daemon")?;
+    let program = || format!("/proc/{}/exe", daemon.pid());
+    fs::copy(program(), build).context("a copy of the daemon")?;
     let mut command = scene.lab().node(node).portolan();
-    command.arg("upgrade").arg(&next);
+    command.arg("upgrade").arg(build);
     process::run_ok(&mut command, BACK)?;
-    let now = fs::read_link(format!("/proc/{}/exe", daemon.pid())).context("its program")?;
-    ensure!(now == next, "the supervisor still runs {}", now.display());
-    forget_older(scene.lab().directory(), node, number);
+    let now = fs::read_link(program()).context("its program")?;
+    ensure!(now == build, "the supervisor still runs {}", now.display());
     Ok(())
-}
-
-/// Nobody starts the one before the last any more.
-fn forget_older(directory: &Path, node: u16, number: u64) {
-    for older in number.saturating_sub(4)..number.saturating_sub(1) {
-        // Another node's, or gone already.
-        let _ = fs::remove_file(directory.join(format!("portoland-{node}-{older}")));
-    }
 }
