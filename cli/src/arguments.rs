@@ -50,6 +50,12 @@ pub enum Command {
     Echo(Echo),
     /// Send messages of all sizes to another node's service and back, like gm_allsize
     Allsize(Allsize),
+    /// Replace the daemon by another build while applications stay attached (root only)
+    Upgrade {
+        /// The build; without it, what is now where the daemon was started from
+        #[arg(value_name = "BINARY")]
+        binary: Option<PathBuf>,
+    },
     /// Inject a fault into an engine, on purpose (root only), and tell what became of it
     Fault(Fault),
 }

@@ -15,6 +15,7 @@ mod target;
 
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::Parser;
 use portolan::{Node, Report};
 
@@ -51,6 +52,13 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Command::Recv(options) => receive_file::run(&node, options),
         Command::Echo(options) => echo::run(&node, options),
         Command::Allsize(options) => allsize::run(&node, options),
+        Command::Upgrade { binary } => {
+            let absolute = binary.as_deref().map(std::path::absolute).transpose()?;
+            let path = absolute.as_ref().map(|path| path.to_string_lossy());
+            node.upgrade(path.as_deref())
+                .context("the daemon is not replaced")?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Fault(fault) => fault::run(&node, fault),
     }
 }

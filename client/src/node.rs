@@ -252,6 +252,16 @@ impl Node {
         }
     }
 
+    /// Replaces the daemon by the build at `binary`, an absolute path, or by what is now where the daemon was started from, while
+    /// applications stay attached. A build that cannot go on where the daemon stops is refused and changes nothing. Root only.
+    pub fn upgrade(&self, binary: Option<&str>) -> Result<(), NodeError> {
+        let binary = binary.map(Into::into);
+        match self.request(&Request::Upgrade { binary })? {
+            Response::Done => Ok(()),
+            other => Err(unexpected("Upgrade", &other)),
+        }
+    }
+
     /// Opens a port. It has a connection of its own and lives on when the `Node` is dropped.
     pub fn open_port(&self, options: PortOptions) -> Result<Port, NodeError> {
         let geometry = options.geometry()?;

@@ -28,6 +28,8 @@ enum Command {
         /// The file.
         file: PathBuf,
     },
+    /// Prints what a build must agree on with the one it replaces.
+    Abi,
     /// An engine; the daemon starts it.
     #[command(hide = true)]
     Engine,
@@ -53,6 +55,13 @@ fn main() -> ExitCode {
             command: Some(Command::Check { file }),
             ..
         } => portoland::supervisor::check(&file).map(|summary| println!("{summary}")),
+        Arguments {
+            command: Some(Command::Abi),
+            ..
+        } => {
+            println!("{}", portoland::supervisor::store::abi::describe());
+            Ok(())
+        }
         Arguments {
             command: Some(Command::Engine),
             ..
@@ -81,6 +90,9 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("portoland: {error:#}");
+            if error.is::<portoland::supervisor::ForeignStore>() {
+                return ExitCode::from(portoland::supervisor::ForeignStore::EXIT_CODE);
+            }
             ExitCode::FAILURE
         }
     }

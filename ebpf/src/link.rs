@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Commands and constants of `linux/bpf.h` and `linux/if_link.h`.
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_XDP: u32 = 37;
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
@@ -32,6 +33,50 @@ struct LinkCreate {
     target_ifindex: u32,
     attach_type: u32,
     flags: u32,
+}
+
+/// The part of `union bpf_attr` that `BPF_OBJ_GET_INFO_BY_FD` reads.
+#[repr(C)]
+struct InfoByFd {
+    fd: u32,
+    info_len: u32,
+    info: u64,
+}
+
+/// The beginning of `struct bpf_link_info`, as it is for XDP.
+#[repr(C)]
+#[derive(Default)]
+struct LinkInfo {
+    kind: u32,
+    id: u32,
+    program: u32,
+    pad: u32,
+    ifindex: u32,
+    pad_end: u32,
+}
+
+/// The interface a link is attached to; 0 when it is not any more: the interface is gone, or somebody detached it.
+pub(crate) fn attached_to(link: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut info = LinkInfo::default();
+    let attr = InfoByFd {
+        fd: link.as_raw_fd().cast_unsigned(),
+        info_len: size_of::<LinkInfo>() as u32,
+        info: (&raw mut info).expose_provenance() as u64,
+    };
+    // SAFETY: `attr` is a valid prefix of `union bpf_attr` of the size given; the kernel writes at most `info_len` bytes to `info`,
+    // which lives through the call and for which every bit pattern is valid.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            BPF_OBJ_GET_INFO_BY_FD,
+            &raw const attr,
+            size_of_val(&attr),
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(info.ifindex)
 }
 
 /// Attaches `program` to interface `index` of the calling thread's network namespace. The program

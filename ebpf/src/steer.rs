@@ -14,7 +14,7 @@ use crate::{Reason, STEER_OBJECT, SteerConfig, SteerError};
 
 /// The program loaded, perhaps attached.
 ///
-/// Dropping it detaches the program, unless a copy of [`Steer::link_fd`] is kept elsewhere.
+/// Dropping it detaches the program, unless a copy of its link ([`Steer::fds`]) is kept elsewhere.
 /// A child process that another thread is just starting is such a place until it calls exec: an
 /// attach that follows at once may meet [`SteerError::Occupied`] for that moment.
 pub struct Steer {
@@ -27,7 +27,74 @@ pub struct Steer {
     link: Option<OwnedFd>,
 }
 
+/// What keeps a loaded and attached program going when its loader is gone, and lets another go on with it.
+#[derive(Debug)]
+pub struct SteerFds {
+    /// The attachment.
+    pub link: OwnedFd,
+    /// The program.
+    pub program: OwnedFd,
+    /// The map from queue to socket.
+    pub sockets: OwnedFd,
+    /// The map of counters.
+    pub counters: OwnedFd,
+}
+
 impl Steer {
+    /// Goes on with what another process loaded and attached, for so many `queues`.
+    ///
+    /// # Errors
+    /// The caller's: descriptors of something else. The system's.
+    pub fn adopt(fds: SteerFds, queues: u16) -> Result<Self, SteerError> {
+        let wrong = |error: &(dyn std::error::Error + 'static)| {
+            SteerError::system("take over the steering maps", error)
+        };
+        let map =
+            |fd: &OwnedFd| MapData::from_fd(clone_fd(fd.as_fd())?).map_err(|error| wrong(&error));
+        Ok(Self {
+            xsks: Map::XskMap(map(&fds.sockets)?)
+                .try_into()
+                .map_err(|error| wrong(&error))?,
+            counters: Map::PerCpuArray(map(&fds.counters)?)
+                .try_into()
+                .map_err(|error| wrong(&error))?,
+            program: fds.program,
+            queues,
+            xsks_fd: fds.sockets,
+            counters_fd: fds.counters,
+            link: Some(fds.link),
+        })
+    }
+
+    /// Copies of the descriptors for [`Steer::adopt`]; `None` before [`Steer::attach`]. The program stays attached as long as any
+    /// copy of the link is open.
+    ///
+    /// # Errors
+    /// The system's: [`SteerError::System`].
+    pub fn fds(&self) -> Result<Option<SteerFds>, SteerError> {
+        let Some(link) = &self.link else {
+            return Ok(None);
+        };
+        Ok(Some(SteerFds {
+            link: clone_fd(link.as_fd())?,
+            program: clone_fd(self.program.as_fd())?,
+            sockets: clone_fd(self.xsks_fd.as_fd())?,
+            counters: clone_fd(self.counters_fd.as_fd())?,
+        }))
+    }
+
+    /// The index of the interface the program is attached to; 0 if it is not, or not any more: the interface is gone, or somebody
+    /// detached it.
+    ///
+    /// # Errors
+    /// The system's: [`SteerError::System`].
+    pub fn attached_to(&self) -> Result<u32, SteerError> {
+        self.link.as_ref().map_or(Ok(0), |link| {
+            link::attached_to(link.as_fd())
+                .map_err(|error| SteerError::System("ask about the attachment", error))
+        })
+    }
+
     /// Loads the program with this configuration into the kernel. Needs CAP_BPF and
     /// CAP_NET_ADMIN.
     ///
@@ -134,34 +201,6 @@ impl Steer {
             Ok((*reason, sum))
         };
         Reason::ALL.iter().map(read).collect()
-    }
-
-    /// A copy of the link's descriptor, `None` before [`Steer::attach`]. The program stays
-    /// attached as long as any copy is open.
-    ///
-    /// # Errors
-    /// The system's: [`SteerError::System`].
-    pub fn link_fd(&self) -> Result<Option<OwnedFd>, SteerError> {
-        self.link
-            .as_ref()
-            .map(|fd| clone_fd(fd.as_fd()))
-            .transpose()
-    }
-
-    /// A copy of the descriptor of the map from queue to socket.
-    ///
-    /// # Errors
-    /// The system's: [`SteerError::System`].
-    pub fn xsks_fd(&self) -> Result<OwnedFd, SteerError> {
-        clone_fd(self.xsks_fd.as_fd())
-    }
-
-    /// A copy of the descriptor of the map of counters.
-    ///
-    /// # Errors
-    /// The system's: [`SteerError::System`].
-    pub fn counters_fd(&self) -> Result<OwnedFd, SteerError> {
-        clone_fd(self.counters_fd.as_fd())
     }
 
     fn check_queue(&self, queue: u32) -> Result<(), SteerError> {

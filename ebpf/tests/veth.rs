@@ -297,6 +297,23 @@ fn steer_on_a_cable(mode: AttachMode) {
     send(&far_v4, NEAR_V4, BASE, b"again");
     assert_eq!(&endpoint.receive()[42..47], b"again");
 
+    // The loader goes, and another goes on from the descriptors it left. Expect: attached all the while, counters as they were,
+    // the socket still in the map, and the map the new one's to change.
+    let redirected = count(&steer, Reason::Redirected);
+    let left = steer.fds().unwrap().unwrap();
+    drop(steer);
+    send(&far_v4, NEAR_V4, BASE, b"orphan");
+    assert_eq!(&endpoint.receive()[42..48], b"orphan");
+    let queues = cable.in_near(config).queues;
+    let mut steer = Steer::adopt(left, queues).unwrap();
+    assert_ne!(steer.attached_to().unwrap(), 0);
+    assert_eq!(count(&steer, Reason::Redirected), redirected + 1);
+    steer.remove(0).unwrap();
+    send(&far_v4, NEAR_V4, BASE, b"nobody there");
+    await_count(&steer, Reason::NoSocket, 2);
+    steer.insert(0, endpoint.fd()).unwrap();
+    assert!(steer.insert(queues.into(), endpoint.fd()).is_err());
+
     // Ours while pings run. Expect: each goes its own way.
     run(&format!(
         "ip netns exec {far} ping -n -q -c 3 -i 0.01 -W 5 {NEAR_V4}"
@@ -356,7 +373,7 @@ fn never_replaces_another_program() {
             assert!(matches!(error, SteerError::Occupied(_)), "{error}");
         }
         // A copy of the link outlives the loader. Expect: attached until the copy is closed.
-        let link = first.link_fd().unwrap().unwrap();
+        let link = first.fds().unwrap().unwrap().link;
         drop(first);
         assert!(matches!(
             second.attach(NEAR, AttachMode::Native),
@@ -369,7 +386,7 @@ fn never_replaces_another_program() {
             assert!(Instant::now() < deadline, "still attached");
             thread::yield_now();
         }
-        assert!(second.link_fd().unwrap().is_some());
+        assert!(second.fds().unwrap().is_some());
     });
 }
 

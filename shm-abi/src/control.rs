@@ -3,6 +3,11 @@
 //! A request is one packet of at most [`MAX_REQUEST_BYTES`]. A response is one or more packets: the first byte is 1 if another
 //! packet follows, 0 if it is the last; the rest, joined, is the JSON document. Descriptors come with the last packet. The ports a
 //! connection opened close when it does.
+//!
+//! A request may be numbered: `#7 {…}`. A daemon that dies while it works on a numbered request has a successor which works on it again, so
+//! that an answer may come twice, or its beginning before all of it. Therefore the answer to a numbered request carries the number in its
+//! first packet, whose first byte has [`FIRST`] set: `#7 {…}` follows. A client that is in the middle of an answer when such a
+//! packet comes begins anew, and passes over answers to other numbers. A request without a number is lost with the daemon that read it.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +19,35 @@ pub const DEFAULT_SOCKET: &str = "/run/portolan/portolan.sock";
 pub const MAX_REQUEST_BYTES: usize = 4096;
 /// Longest response packet.
 pub const MAX_RESPONSE_PACKET: usize = 32 * 1024;
+
+/// In the first byte of a response packet: another follows.
+pub const MORE: u8 = 1;
+/// In the first byte of a response packet: the answer to a numbered request begins here, with its number.
+pub const FIRST: u8 = 2;
+
+/// Writes the number before a request or an answer.
+pub fn number_prefix(number: u64) -> std::string::String {
+    std::format!("#{number} ")
+}
+
+/// The number of a request or an answer, if it has one, and what follows. A number that makes no sense is none: the rest is then no
+/// JSON.
+pub fn split_number(packet: &[u8]) -> (Option<u64>, &[u8]) {
+    let numbered = || {
+        let rest = packet.strip_prefix(b"#")?;
+        let end = rest.iter().position(|byte| *byte == b' ')?;
+        let (digits, text) = (rest.get(..end)?, rest.get(end + 1..)?);
+        if digits.is_empty() || digits.len() > 20 || !digits.iter().all(u8::is_ascii_digit) {
+            return None;
+        }
+        let number = core::str::from_utf8(digits).ok()?.parse().ok()?;
+        Some((number, text))
+    };
+    match numbered() {
+        Some((number, text)) if number > 0 => (Some(number), text),
+        _ => (None, packet),
+    }
+}
 
 /// What a client asks. Requests without arguments are written with braces: serde lets keys nobody knows pass for unit variants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,6 +92,11 @@ pub enum Request {
         engine: u16,
         /// `kill`, `hang` or `reset`.
         kind: String,
+    },
+    /// Replaces the daemon by another build (root only). Answered by [`Response::Done`], by that build.
+    Upgrade {
+        /// Its path, absolute; `None` for what is where the daemon was started from.
+        binary: Option<String>,
     },
 }
 
@@ -125,6 +164,32 @@ pub enum ErrorCode {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_are_read_as_they_are_written() {
+        for number in [1, 7, u64::MAX] {
+            let packet = number_prefix(number) + "{}";
+            assert_eq!(split_number(packet.as_bytes()), (Some(number), &b"{}"[..]));
+        }
+        for packet in [
+            "{}",
+            "",
+            "#",
+            "# {}",
+            "#0 {}",
+            "#x {}",
+            "#-1 {}",
+            "#+1 {}",
+            "#7{}",
+            "#18446744073709551616 {}",
+        ] {
+            assert_eq!(
+                split_number(packet.as_bytes()),
+                (None, packet.as_bytes()),
+                "{packet}"
+            );
+        }
+    }
 
     // A key nobody knows, in requests with and without arguments. Expect: refused, and what we write ourselves is not.
     #[test]

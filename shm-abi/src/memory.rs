@@ -275,6 +275,26 @@ impl EngineHalf {
         })
     }
 
+    /// The geometry that an engine half says it has. Believed as far as the memory's size agrees: an engine can write there.
+    pub fn geometry_of(fd: BorrowedFd<'_>) -> io::Result<PortGeometry> {
+        let bad = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+        let size = usize::try_from(rustix::fs::fstat(fd)?.st_size)
+            .map_err(|_| bad("the memory has no size"))?;
+        if size < crate::port::PAGE {
+            return Err(bad("the memory is smaller than a header"));
+        }
+        let mapping = Mapping::new(fd, size, false)?;
+        let header = &mapping.at::<EngineHeader>(0, 1)[0];
+        let geometry = PortGeometry::new(
+            header.send_tokens.load(Ordering::Relaxed),
+            header.receive_tokens.load(Ordering::Relaxed),
+            header.arena_bytes.load(Ordering::Relaxed),
+        );
+        geometry
+            .filter(|geometry| geometry.engine_half_bytes() == size)
+            .ok_or_else(|| bad("the memory is no port's engine half"))
+    }
+
     /// The header. Storing through a read-only mapping faults; the application only loads.
     pub fn header(&self) -> &EngineHeader {
         &self.mapping.at::<EngineHeader>(0, 1)[0]

@@ -182,10 +182,11 @@ fn serve(socket: &OwnedFd, knobs: &Knobs, ports: &Ports, lie: &Mutex<Lie>) {
             break;
         }
         let lie = *lie.lock().unwrap();
-        let (response, fds) = match serde_json::from_slice(&packet[..len]) {
-            Ok(request) => answer(request, lie, ports, &mut mine),
-            Err(e) => (error(ErrorCode::BadRequest, &e.to_string()), Vec::new()),
-        };
+        let (response, fds) =
+            match serde_json::from_slice(portolan_abi::control::split_number(&packet[..len]).1) {
+                Ok(request) => answer(request, lie, ports, &mut mine),
+                Err(e) => (error(ErrorCode::BadRequest, &e.to_string()), Vec::new()),
+            };
         if !reply(socket, lie, &response, &fds) {
             break;
         }
@@ -258,6 +259,7 @@ fn answer(
                 None => error(ErrorCode::NotFound, "no such port"),
             }
         }
+        Request::Upgrade { .. } => Response::Done,
         Request::Status {} | Request::Peers {} | Request::Ports {} | Request::Counters {} => {
             // Longer than one packet.
             Response::Document {

@@ -3,13 +3,20 @@
 //! One request at a time: while one is under way, or its answer waits for room, nothing more is read. So what a connection can make
 //! us hold is one request and one answer. Who does not take the answer in time is dropped; so is who sends what is no request,
 //! after being told. A connection that ends, however it does, loses its ports at once.
+//!
+//! A request that is numbered (`portolan_abi::control`) stays in its socket until its answer is out, so that a supervisor that dies in
+//! between has a successor that finds it there. Hence whatever a request does must be done only once if it is done twice; those that cannot
+//! (faults, upgrades) are taken out first. Every connection is in the store before its first request is looked at.
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use portolan_abi::control::{ErrorCode, MAX_REQUEST_BYTES, MAX_RESPONSE_PACKET, Request, Response};
+use portolan_abi::control::{
+    ErrorCode, FIRST, MAX_REQUEST_BYTES, MAX_RESPONSE_PACKET, MORE, Request, Response,
+    number_prefix, split_number,
+};
 use portolan_abi::port::{CloseReason, PortGeometry};
 use rustix::net::SocketFlags;
 
@@ -17,6 +24,7 @@ use super::Supervisor;
 use super::config::Credentials;
 use super::packet::{Outbox, Packet, Received};
 use super::poll::{EventFlags, Source, Timer};
+use super::store::{Name, points};
 
 /// An engine answers within this, or the request fails.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
@@ -38,11 +46,13 @@ pub enum Pending {
     HeldBack(Option<u16>, PortGeometry),
     /// The engines' reports of their peers.
     Peers,
+    /// What another build says of itself.
+    Upgrade,
 }
 
 /// A connection.
 pub struct Client {
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
     /// Who it is.
     pub who: Credentials,
     /// It is our own service.
@@ -51,6 +61,10 @@ pub struct Client {
     pub ports: BTreeSet<u16>,
     /// What it waits for.
     pub pending: Option<Pending>,
+    /// The number of the request we work on.
+    pub asked: Option<u64>,
+    /// That request is still in the socket.
+    untaken: bool,
     outbox: Outbox,
     /// When what it waits for, or what waits for it, is overdue.
     deadline: Option<Instant>,
@@ -98,16 +112,25 @@ impl Clients {
     }
 }
 
-/// A response as packets: the first byte says whether another follows; descriptors go with the last.
-pub fn response_packets(response: &Response, fds: Vec<Arc<OwnedFd>>) -> Vec<Packet> {
-    let text = serde_json::to_vec(response).unwrap_or_else(|_| {
-        br#"{"response":"error","code":"internal","message":"the answer cannot be written"}"#
-            .to_vec()
-    });
+/// A response as packets: the first byte says whether another follows, and whether the answer to a numbered request begins here;
+/// descriptors go with the last.
+pub fn response_packets(
+    number: Option<u64>,
+    response: &Response,
+    fds: Vec<Arc<OwnedFd>>,
+) -> Vec<Packet> {
+    let mut text = number.map_or_else(Vec::new, |number| number_prefix(number).into_bytes());
+    let before = text.len();
+    if serde_json::to_writer(&mut text, response).is_err() {
+        text.truncate(before);
+        text.extend_from_slice(
+            br#"{"response":"error","code":"internal","message":"the answer cannot be written"}"#,
+        );
+    }
     let mut packets: Vec<Packet> = text
         .chunks(MAX_RESPONSE_PACKET - 1)
         .map(|part| {
-            let mut bytes = vec![1];
+            let mut bytes = vec![MORE];
             bytes.extend_from_slice(part);
             Packet::plain(bytes)
         })
@@ -115,6 +138,11 @@ pub fn response_packets(response: &Response, fds: Vec<Arc<OwnedFd>>) -> Vec<Pack
     if let Some(last) = packets.last_mut() {
         last.bytes[0] = 0;
         last.fds = fds;
+    }
+    if number.is_some()
+        && let Some(first) = packets.first_mut()
+    {
+        first.bytes[0] |= FIRST;
     }
     packets
 }
@@ -162,12 +190,26 @@ impl Supervisor {
             return;
         };
         let id = self.clients.next;
+        let socket = Arc::new(socket);
+        if let Err(error) = self.store.put(Name::Client(id), &socket) {
+            tracing::warn!(%error, "a connection cannot be stored");
+            refuse_at_the_door(&socket, &error.to_string());
+            return;
+        }
+        points::reached("client.stored");
+        if !self.admit(id, socket, who) {
+            self.store.remove(&Name::Client(id));
+        }
+    }
+
+    /// Watches a connection that is in the store.
+    fn admit(&mut self, id: u64, socket: Arc<OwnedFd>, who: Credentials) -> bool {
         let flags = EventFlags::IN | EventFlags::RDHUP;
         if let Err(error) = self.poll.add(&socket, Source::Client(id), flags) {
             tracing::warn!(%error, "a connection cannot be watched");
-            return;
+            return false;
         }
-        self.clients.next += 1;
+        self.clients.next = self.clients.next.max(id) + 1;
         let service = self.is_service(&who);
         let client = Client {
             socket,
@@ -175,11 +217,38 @@ impl Supervisor {
             service,
             ports: BTreeSet::new(),
             pending: None,
+            asked: None,
+            untaken: false,
             outbox: Outbox::default(),
             deadline: None,
             timer: None,
         };
         self.clients.clients.insert(id, client);
+        true
+    }
+
+    /// Goes on with a predecessor's connection.
+    pub(super) fn adopt_client(&mut self, id: u64, socket: OwnedFd) {
+        let name = Name::Client(id);
+        let socket = Arc::new(socket);
+        self.store.adopt(name, Arc::clone(&socket));
+        let adopted = match super::peer_credentials::of(socket.as_fd()) {
+            Ok(who) => self.admit(id, socket, who),
+            Err(_) => false,
+        };
+        if !adopted {
+            self.store.remove(&name);
+        }
+    }
+
+    /// The number of the request that waits in a connection, if one does.
+    pub(super) fn waiting_request(&self, id: u64) -> Option<u64> {
+        let client = self.clients.get(id)?;
+        let mut buffer = [0; MAX_REQUEST_BYTES];
+        match super::packet::peek(client.socket.as_fd(), &mut buffer) {
+            Ok(Received::Packet(length)) => split_number(buffer.get(..length)?).0,
+            _ => None,
+        }
     }
 
     /// Something happened on a connection.
@@ -203,19 +272,44 @@ impl Supervisor {
             code: ErrorCode::BadRequest,
             message: message.to_owned(),
         };
-        match super::packet::receive(client.socket.as_fd(), &mut buffer) {
+        match super::packet::peek(client.socket.as_fd(), &mut buffer) {
             Ok(Received::Nothing) => {}
             Ok(Received::Packet(length)) => {
                 let bytes = buffer.get(..length).unwrap_or_default();
-                match serde_json::from_slice::<Request>(bytes) {
+                let (number, text) = split_number(bytes);
+                let request = serde_json::from_slice::<Request>(text);
+                self.begin_request(id, number);
+                match request {
                     Ok(request) => self.on_request(id, request),
                     Err(_) => self.finish(id, bad("the packet is no request"), Vec::new()),
                 }
             }
             Ok(Received::TooLong) => {
+                self.begin_request(id, None);
                 self.finish(id, bad("the packet is longer than any request"), Vec::new());
             }
             Ok(Received::Closed) | Err(_) => self.drop_client(id),
+        }
+    }
+
+    /// Works on the request that waits in the socket. One with a number stays there until it is answered.
+    fn begin_request(&mut self, id: u64, number: Option<u64>) {
+        if let Some(client) = self.clients.get_mut(id) {
+            client.asked = number;
+            client.untaken = true;
+        }
+        if number.is_none() {
+            self.take_request(id);
+        }
+    }
+
+    /// Takes the request out of the socket: a successor would not see it again.
+    pub(super) fn take_request(&mut self, id: u64) {
+        if let Some(client) = self.clients.get_mut(id)
+            && std::mem::take(&mut client.untaken)
+        {
+            // It was there when we looked, and nobody else reads here; the bytes are of no interest.
+            let _ = super::packet::receive(client.socket.as_fd(), &mut [0]);
         }
     }
 
@@ -235,7 +329,7 @@ impl Supervisor {
         };
         client.pending = None;
         client.deadline = None;
-        for packet in response_packets(&response, fds) {
+        for packet in response_packets(client.asked, &response, fds) {
             client.outbox.push(packet);
         }
         self.flush_client(id);
@@ -250,12 +344,15 @@ impl Supervisor {
             self.drop_client(id);
             return;
         }
-        if client.pending.is_none() {
-            if client.outbox.is_empty() {
-                client.deadline = None;
-            } else if client.deadline.is_none() || client.outbox.len() < before {
-                client.deadline = Some(Instant::now() + TAKEN_WITHIN);
-            }
+        let answered = client.pending.is_none() && client.outbox.is_empty();
+        if answered {
+            client.deadline = None;
+            points::reached("client.answered");
+            self.take_request(id);
+        } else if client.pending.is_none()
+            && (client.deadline.is_none() || client.outbox.len() < before)
+        {
+            client.deadline = Some(Instant::now() + TAKEN_WITHIN);
         }
         self.watch_client(id);
     }
@@ -333,6 +430,8 @@ impl Supervisor {
             }
             // These have timers of their own.
             Some(Pending::HeldBack(port, geometry)) => self.request_port(id, port, geometry),
+            // The build is asked with a bound of its own.
+            Some(Pending::Upgrade) => self.wait_for(id, Pending::Upgrade),
             Some(Pending::Peers) => self.finish(
                 id,
                 unavailable("the engines do not answer; try again".to_owned()),
@@ -362,6 +461,9 @@ impl Supervisor {
             self.disown(*port);
             self.close_port(*port, CloseReason::OwnerGone);
         }
+        // Last: a successor that finds it sees that it has ended, and does the same.
+        points::reached("client.dropped");
+        self.store.remove(&Name::Client(id));
     }
 
     /// A port became free: those who waited for it try again, the first one first.
@@ -386,7 +488,7 @@ fn refuse_at_the_door(socket: &OwnedFd, why: &str) {
         code: ErrorCode::Limit,
         message: why.to_owned(),
     };
-    for packet in response_packets(&response, Vec::new()) {
+    for packet in response_packets(None, &response, Vec::new()) {
         // It closes either way.
         let _ = packet.send(socket.as_fd());
     }

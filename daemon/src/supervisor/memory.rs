@@ -1,5 +1,6 @@
 //! What must survive an engine: its ledger, UMEM, socket and eventfds; and the memory of ports.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use portolan_abi::port::{CloseReason, PortGeometry, state};
 use rustix::event::EventfdFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use super::store::PortPart;
 use crate::engine::crossing::CROSSING_BYTES;
 
 /// What one engine works on, whichever process that is.
@@ -94,6 +96,28 @@ impl Crossings {
         Ok(Self { engines, rings })
     }
 
+    /// A predecessor's rings; `None` if one is missing.
+    pub fn restore(engines: usize, mut left: BTreeMap<(u8, u8), OwnedFd>) -> Option<Self> {
+        let mut rings = Vec::with_capacity(engines * engines);
+        for index in 0..engines * engines {
+            let (from, to) = (index / engines, index % engines);
+            let ring = left.remove(&(from as u8, to as u8));
+            if ring.is_none() && from != to {
+                return None;
+            }
+            rings.push(ring.map(Arc::new));
+        }
+        Some(Self { engines, rings })
+    }
+
+    /// Every ring, by the engines it leads from and to.
+    pub fn iter(&self) -> impl Iterator<Item = ((u8, u8), Arc<OwnedFd>)> + '_ {
+        self.rings.iter().enumerate().filter_map(|(index, ring)| {
+            let ends = ((index / self.engines) as u8, (index % self.engines) as u8);
+            Some((ends, Arc::clone(ring.as_ref()?)))
+        })
+    }
+
     /// The descriptors for one engine, in the order of `ToEngine::Start`.
     pub fn of(&self, engine: usize) -> impl Iterator<Item = Arc<OwnedFd>> + '_ {
         let ring = |from: usize, to: usize| self.rings.get(from * self.engines + to);
@@ -151,6 +175,44 @@ impl PortMemory {
             event_doorbell: [Arc::new(ringing), Arc::new(hearing)],
             engine_doorbell: Arc::new(eventfd()?),
         })
+    }
+
+    /// The memory of a port that a predecessor made, from what it stored. Its layout is what the engine half says, as far as sizes agree.
+    ///
+    /// # Errors
+    /// It is not the memory of one port; or the system's.
+    pub fn restore(node: u16, port: u16, parts: [OwnedFd; 5]) -> io::Result<Self> {
+        let [client_half, engine_half, ringing, hearing, bell] = parts;
+        let geometry = EngineHalf::geometry_of(engine_half.as_fd())?;
+        let half = EngineHalf::map(engine_half.as_fd(), geometry, true)?;
+        let is = |word: &std::sync::atomic::AtomicU32, number: u16| {
+            word.load(Ordering::Relaxed) == u32::from(number)
+        };
+        if !half.is_valid() || !is(&half.header().port, port) || !is(&half.header().node, node) {
+            return Err(io::Error::other("it belongs to something else"));
+        }
+        ClientHalf::map(client_half.as_fd(), geometry)?;
+        let engine_half_read_only = reopen_read_only(engine_half.as_fd())?;
+        Ok(Self {
+            geometry,
+            client_half: Arc::new(client_half),
+            engine_half: Arc::new(engine_half),
+            engine_half_read_only: Arc::new(engine_half_read_only),
+            event_doorbell: [Arc::new(ringing), Arc::new(hearing)],
+            engine_doorbell: Arc::new(bell),
+        })
+    }
+
+    /// What must be stored, for [`Self::restore`]. The read-only engine half is opened again.
+    pub fn parts(&self) -> [(PortPart, Arc<OwnedFd>); 5] {
+        let [ringing, hearing] = &self.event_doorbell;
+        [
+            (PortPart::Client, Arc::clone(&self.client_half)),
+            (PortPart::Engine, Arc::clone(&self.engine_half)),
+            (PortPart::Ring, Arc::clone(ringing)),
+            (PortPart::Hear, Arc::clone(hearing)),
+            (PortPart::Bell, Arc::clone(&self.engine_doorbell)),
+        ]
     }
 
     /// The descriptors for the engine.

@@ -6,6 +6,7 @@
 //! | file | noun |
 //! |---|---|
 //! | `config/` | the configuration, its checks, the access list, the credit sum |
+//! | `foundation.rs` | what the node stands on, made or gone on with |
 //! | `startup.rs` | from a configuration to a running supervisor, with each failure in one line |
 //! | `engines.rs`, `succession.rs`, `engine_links.rs` | engine processes, who serves next, what is said |
 //! | `watchdog/` | who notices that an engine is dead, or hangs |
@@ -16,6 +17,7 @@
 //! | `documents.rs`, `peers.rs` | the reports |
 //! | `neighbours.rs`, `netlink.rs` | which MAC a peer has |
 //! | `steering.rs` | the XDP program |
+//! | `store/` | what survives the supervisor, and going on with it |
 //! | `spawn.rs`, `peer_credentials.rs` | the `unsafe` islands |
 
 pub mod clients;
@@ -24,6 +26,7 @@ mod documents;
 mod engine_links;
 pub mod engines;
 pub mod escalation;
+mod foundation;
 pub mod kernel;
 pub mod memory;
 mod neighbours;
@@ -43,16 +46,17 @@ pub mod sockets;
 pub mod spawn;
 mod startup;
 pub mod steering;
+pub mod store;
 mod succession;
 pub mod surroundings;
 pub mod watchdog;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-pub use startup::{check, run};
+pub use startup::{ForeignStore, check, run};
 
 use clients::Clients;
 use config::Config;
@@ -67,6 +71,9 @@ use service_process::Service;
 use sockets::Sockets;
 use spawn::Launcher;
 use steering::Steering;
+use store::Store;
+use store::handover::Probe;
+use store::predecessor::Leftovers;
 use watchdog::Watchdog;
 
 use crate::engine_link::{Route, ToEngine};
@@ -100,6 +107,21 @@ pub struct Parts {
     pub steering: Box<dyn Steering>,
     /// Resolves MACs that are not configured.
     pub resolve_neighbours: bool,
+    /// What survives us.
+    pub store: Store,
+    /// Readable when the supervisor is to leave everything to its successor.
+    pub leave: Option<OwnedFd>,
+    /// Which executable this is.
+    pub build: u32,
+}
+
+/// How a supervisor's run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The node is down: no engine runs, no port is open.
+    Stopped,
+    /// The node is up, without a supervisor: its service manager has everything for the next one.
+    Left,
 }
 
 /// The supervisor of one node.
@@ -127,6 +149,14 @@ pub struct Supervisor {
     service: Service,
     peers_round: PeersRound,
     link_buffer: Vec<u8>,
+    store: Store,
+    leave: Option<OwnedFd>,
+    left: bool,
+    build: u32,
+    /// Processes of another build: queue, launch.
+    outdated: BTreeSet<(u8, u32)>,
+    /// A build that may replace this one.
+    upgrade: Option<Probe>,
     /// Given up for a moment when descriptors run out.
     reserve: Option<OwnedFd>,
 }
@@ -140,6 +170,9 @@ impl Supervisor {
         let poll = Poll::new()?;
         poll.add(&parts.listener, Source::Listener, EventFlags::IN)?;
         poll.add(&parts.stop, Source::Stop, EventFlags::IN)?;
+        if let Some(leave) = &parts.leave {
+            poll.add(leave, Source::Leave, EventFlags::IN)?;
+        }
         let neighbours = if parts.resolve_neighbours {
             Neighbours::new(&parts.config)?
         } else {
@@ -187,6 +220,12 @@ impl Supervisor {
             service: Service::default(),
             peers_round: PeersRound::default(),
             link_buffer: Vec::new(),
+            store: parts.store,
+            leave: parts.leave,
+            left: false,
+            build: parts.build,
+            outdated: BTreeSet::new(),
+            upgrade: None,
             reserve: Some(memory::eventfd()?),
         })
     }
@@ -195,7 +234,7 @@ impl Supervisor {
     ///
     /// # Errors
     /// The system's: the epoll set failed.
-    pub fn run(mut self) -> io::Result<()> {
+    pub fn run(mut self) -> io::Result<Ended> {
         let now = Instant::now();
         self.look_after_neighbours(now);
         for index in 0..self.engines.len() {
@@ -211,9 +250,31 @@ impl Supervisor {
                 self.on_timer(timer, now);
             }
         }
+        if self.left && !self.stopping {
+            tracing::info!("left: the service manager has everything for the next one");
+            return Ok(Ended::Left);
+        }
         self.abandon_ports();
+        self.store.clear();
         tracing::info!("stopped");
-        Ok(())
+        Ok(Ended::Stopped)
+    }
+
+    /// Goes on with what a predecessor left; to be called before [`Self::run`].
+    pub fn succeed(&mut self, left: Leftovers) {
+        self.adopt(left);
+    }
+
+    /// Tells the service manager that we serve, and who asked for this build that it does.
+    pub fn ready(&mut self, told: Option<(u64, u64)>) {
+        self.store.ready();
+        if let Some((id, number)) = told {
+            if let Some(client) = self.clients.get_mut(id) {
+                client.asked = Some(number).filter(|number| *number > 0);
+            }
+            let done = portolan_abi::control::Response::Done;
+            self.finish(id, done, Vec::new());
+        }
     }
 
     /// Something happened.
@@ -224,6 +285,8 @@ impl Supervisor {
         match source {
             Source::Watchdog => self.watchdog.quiet(),
             Source::Stop => self.on_stop(now),
+            Source::Leave => self.on_leave(),
+            Source::Upgrade => self.on_probed(),
             Source::Listener => self.on_listener(),
             Source::Link(queue, launch) => self.on_link(queue, launch, flags),
             Source::EngineExit(queue, launch) => self.on_engine_exit(queue, launch, now),
@@ -263,7 +326,23 @@ impl Supervisor {
         self.poll.set_timer(now + STOP_WITHIN, Timer::Stop);
     }
 
+    /// Told to make room for a successor, or to stop, and only who keeps our descriptors knows which. So nothing is ended here.
+    fn on_leave(&mut self) {
+        if let Some(leave) = &self.leave {
+            // Only that we were told matters.
+            let _ = rustix::io::read(leave, &mut [0; 64]);
+        }
+        if self.stopping {
+            self.kill_engines();
+        } else {
+            self.left = true;
+        }
+    }
+
     fn has_stopped(&self) -> bool {
+        if self.left && !self.stopping {
+            return true;
+        }
         let gone = |engine: &Engine| engine.state == EngineState::Stopped;
         self.stopping && self.service_is_gone() && self.engines.iter().all(gone)
     }

@@ -29,8 +29,24 @@ pub enum Received {
 /// # Errors
 /// The system's.
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
+    receive_with(socket, buffer, RecvFlags::empty())
+}
+
+/// Like [`receive`], and leaves the packet where it is.
+///
+/// # Errors
+/// The system's.
+pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
+    receive_with(socket, buffer, RecvFlags::PEEK)
+}
+
+fn receive_with(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    more: RecvFlags,
+) -> io::Result<Received> {
     let capacity = buffer.len();
-    let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+    let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC | more;
     match rustix::net::recv(socket, buffer, flags) {
         Ok((_, 0)) => Ok(Received::Closed),
         Ok((_, length)) if length > capacity => Ok(Received::TooLong),

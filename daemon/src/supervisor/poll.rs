@@ -19,6 +19,10 @@ const BATCH: usize = 128;
 pub enum Source {
     /// A signal to stop.
     Stop,
+    /// A signal to leave everything to a successor.
+    Leave,
+    /// A build that may replace ours has said what it is.
+    Upgrade,
     /// The listening socket.
     Listener,
     /// An engine's link: queue, launch.
@@ -49,6 +53,8 @@ impl Source {
             Self::Neighbours => (5, 0),
             Self::Client(id) => (6, id & ((1 << Self::BITS) - 1)),
             Self::Watchdog => (7, 0),
+            Self::Leave => (8, 0),
+            Self::Upgrade => (9, 0),
         };
         kind << Self::BITS | value
     }
@@ -65,6 +71,8 @@ impl Source {
             5 => Self::Neighbours,
             6 => Self::Client(value),
             7 => Self::Watchdog,
+            8 => Self::Leave,
+            9 => Self::Upgrade,
             _ => return None,
         })
     }

@@ -23,6 +23,8 @@ use super::Supervisor;
 use super::clients::Pending;
 use super::engines::Engine;
 use super::memory::PortMemory;
+use super::store::names::PortLife;
+use super::store::{Name, PortPart, StoreError, points};
 use crate::engine_link::ToEngine;
 
 /// Where a port is in its life.
@@ -45,14 +47,29 @@ pub struct Port {
     pub phase: Phase,
     /// How often it has been opened.
     pub generation: u32,
-    /// Its memory, unless free.
+    /// Its memory, unless free; or unless a predecessor's store lost it, then it is closing.
     pub memory: Option<PortMemory>,
+    /// The connection and the number of the request that it was opened for.
+    pub opened_for: (u64, u64),
     /// The client that has it, or waits for it.
     pub owner: Option<u64>,
     /// The owner's user.
     pub owner_uid: u32,
     /// The owner's process.
     pub owner_pid: i32,
+}
+
+impl Port {
+    /// What the store calls its life.
+    pub(super) fn life(&self, number: u16) -> PortLife {
+        let (client, request) = self.opened_for;
+        PortLife {
+            port: number,
+            generation: self.generation,
+            client,
+            request,
+        }
+    }
 }
 
 /// How long a user whose port was closed for cause waits for the next one. Making, mapping and ending a port costs the supervisor
@@ -74,6 +91,7 @@ impl Default for Ports {
             phase: Phase::Free,
             generation: 0,
             memory: None,
+            opened_for: (0, 0),
             owner: None,
             owner_uid: 0,
             owner_pid: 0,
@@ -92,7 +110,7 @@ impl Ports {
         self.ports.get(usize::from(number))
     }
 
-    fn get_mut(&mut self, number: u16) -> Option<&mut Port> {
+    pub(super) fn get_mut(&mut self, number: u16) -> Option<&mut Port> {
         self.ports.get_mut(usize::from(number))
     }
 
@@ -108,6 +126,17 @@ impl Ports {
             .fold((0, 0), |(ports, bytes), memory| {
                 (ports + 1, bytes + memory.geometry.arena_bytes)
             })
+    }
+
+    /// The port that was opened for this very request of this connection, by us or a predecessor. Only of numbered requests it can be
+    /// told.
+    fn opened_for(&self, client: u64, request: u64) -> Option<(u16, Phase)> {
+        let mut found = self.iter().filter(|(_, port)| {
+            request != 0
+                && port.opened_for == (client, request)
+                && matches!(port.phase, Phase::Opening | Phase::Open)
+        });
+        found.next().map(|(number, port)| (number, port.phase))
     }
 
     /// This user broke a port just now.
@@ -142,6 +171,8 @@ impl Ports {
 pub(super) enum Opening {
     /// Its engine has been told.
     Begun(u16),
+    /// It is open already: a predecessor opened it for this very request.
+    Done(u16),
     /// The port is being closed: try when it is free.
     Wait(u16),
     /// The client's user broke a port: try then.
@@ -185,6 +216,13 @@ impl Supervisor {
         };
         let service = who.service;
         let (uid, pid) = (who.who.uid, who.who.pid);
+        let request = who.asked.unwrap_or(0);
+        if let Some((number, phase)) = self.ports.opened_for(client, request) {
+            return Ok(match phase {
+                Phase::Open => Opening::Done(number),
+                _ => Opening::Begun(number),
+            });
+        }
         if !service && let Some(until) = self.ports.held_back_until(uid, Instant::now()) {
             return Ok(Opening::HeldBack(until));
         }
@@ -264,21 +302,37 @@ impl Supervisor {
                 format!("the port's memory cannot be made: {error}"),
             )
         })?;
-        self.begin_opening(number, memory, client, (uid, pid));
+        self.begin_opening(number, memory, (client, request), (uid, pid))
+            .map_err(|error| refuse(ErrorCode::Limit, error.to_string()))?;
         Ok(Opening::Begun(number))
     }
 
-    fn begin_opening(&mut self, number: u16, memory: PortMemory, client: u64, owner: (u32, i32)) {
+    /// Stored, then journalled, then told to the engine.
+    fn begin_opening(
+        &mut self,
+        number: u16,
+        memory: PortMemory,
+        opened_for: (u64, u64),
+        owner: (u32, i32),
+    ) -> Result<(), StoreError> {
         let index = self.config.engine_of(number);
         let (Some(engine), Some(port)) = (self.engines.get(index), self.ports.get_mut(number))
         else {
-            return;
+            return Ok(());
         };
         let (last, _) = engine.memory.port_life(number);
         // Never 0: a zeroed record is no generation's.
         port.generation = last.checked_add(1).unwrap_or(1);
+        port.opened_for = opened_for;
+        let life = port.life(number);
+        self.store.put_all(
+            &memory
+                .parts()
+                .map(|(part, fd)| (Name::Port(life, part), fd)),
+        )?;
+        points::reached("open.stored");
         port.phase = Phase::Opening;
-        port.owner = Some(client);
+        port.owner = Some(opened_for.0);
         (port.owner_uid, port.owner_pid) = owner;
         let message = ToEngine::OpenPort {
             port: number,
@@ -290,8 +344,11 @@ impl Supervisor {
         engine
             .memory
             .set_port_life(number, port.generation, state::OPENING);
+        points::reached("open.journalled");
         // Without a process now, the next one is told when it starts.
         self.tell(index, &message, fds);
+        points::reached("open.told");
+        Ok(())
     }
 
     /// An engine says that it serves a port.
@@ -311,6 +368,7 @@ impl Supervisor {
         let (Some(memory), Some(owner)) = (&port.memory, port.owner) else {
             return;
         };
+        points::reached("open.heard");
         if let Err(error) = memory.mark_open() {
             tracing::error!(port = number, %error, "the port's memory cannot be mapped");
             let error = refuse(ErrorCode::Internal, "the port's memory cannot be mapped");
@@ -325,12 +383,27 @@ impl Supervisor {
             engine.memory.set_port_life(number, generation, state::OPEN);
         }
         tracing::debug!(port = number, generation, "port open");
+        points::reached("open.open");
         let reply = Response::PortOpened {
             port: number,
             node: self.config.node,
             geometry,
         };
         self.finish(owner, reply, fds);
+    }
+
+    /// Tells a client that its port is open, which a predecessor has opened for it.
+    pub(super) fn answer_opened(&mut self, client: u64, number: u16) {
+        let Some(memory) = self.ports.get(number).and_then(|port| port.memory.as_ref()) else {
+            return;
+        };
+        let reply = Response::PortOpened {
+            port: number,
+            node: self.config.node,
+            geometry: memory.geometry,
+        };
+        let fds = memory.for_application();
+        self.finish(client, reply, fds);
     }
 
     /// The client that had the port is to hear no more of it.
@@ -369,6 +442,7 @@ impl Supervisor {
         engine
             .memory
             .set_port_life(number, generation, state::CLOSING);
+        points::reached("close.journalled");
         // Without a process the next one is told when it takes over, unless it will not come soon.
         let nobody = !engine.has_process() && engine.is_degraded();
         let message = ToEngine::ClosePort {
@@ -377,6 +451,7 @@ impl Supervisor {
             reason,
         };
         self.tell_active(index, &message);
+        points::reached("close.told");
         if nobody {
             self.port_is_closed(number, reason);
         }
@@ -444,7 +519,9 @@ impl Supervisor {
         else {
             return;
         };
+        points::reached("close.heard");
         port.phase = Phase::Free;
+        let life = port.life(number);
         let owner = port.owner.take();
         if let Some(memory) = port.memory.take()
             && let Err(error) = memory.mark_closed(reason)
@@ -455,8 +532,13 @@ impl Supervisor {
             .memory
             .set_port_life(number, port.generation, state::CLOSED);
         tracing::debug!(port = number, ?reason, "port closed");
+        points::reached("close.closed");
         if let Some(owner) = owner {
             self.owner_lost_port(owner, number);
+        }
+        points::reached("close.answered");
+        for part in PortPart::ALL {
+            self.store.remove(&Name::Port(life, part));
         }
         self.retry_waiting(number);
     }

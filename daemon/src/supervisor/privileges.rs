@@ -85,6 +85,29 @@ pub fn drop_the_rest() -> io::Result<()> {
     Ok(())
 }
 
+/// Has a program that is executed now keep what we keep, also for a user that is not root. [`drop_the_rest`] undoes it.
+///
+/// # Errors
+/// The system's.
+pub fn keep_across_exec() -> io::Result<()> {
+    let have = rustix::thread::capabilities(None)?;
+    let keep = have.permitted & kept();
+    rustix::thread::set_capabilities(
+        None,
+        CapabilitySets {
+            effective: keep,
+            permitted: keep,
+            inheritable: keep,
+        },
+    )?;
+    for (one, _, _) in KEPT {
+        if keep.contains(one) {
+            rustix::thread::configure_capability_in_ambient_set(one, true)?;
+        }
+    }
+    Ok(())
+}
+
 /// Makes room for descriptors, as far as we are allowed to. Returns the limit.
 pub fn raise_descriptor_limit() -> u64 {
     let now = rustix::process::getrlimit(Resource::Nofile);

@@ -21,6 +21,8 @@ pub enum Cause {
     Fault,
     /// What it said or did made no sense.
     Misbehaviour,
+    /// A newer build takes over.
+    Upgrade,
 }
 
 impl Cause {
@@ -34,6 +36,7 @@ impl Cause {
             Self::Reset => "reset",
             Self::Fault => "fault",
             Self::Misbehaviour => "misbehaviour",
+            Self::Upgrade => "upgrade",
         }
     }
 }

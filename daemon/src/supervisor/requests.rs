@@ -56,6 +56,10 @@ impl Supervisor {
             Request::Ports {} => Ok(self.document(self.ports_document())),
             Request::Counters {} => Ok(self.document(self.counters())),
             Request::Fault { engine, kind } => self.fault(id, engine, &kind),
+            Request::Upgrade { binary } => match self.request_upgrade(id, binary.as_deref()) {
+                Ok(()) => return,
+                Err(refusal) => Err(refusal),
+            },
         };
         let (Ok(response) | Err(response)) = answer;
         self.finish(id, response, Vec::new());
@@ -104,6 +108,7 @@ impl Supervisor {
                 }
                 self.wait_for(id, Pending::Open(port));
             }
+            Ok(Opening::Done(port)) => self.answer_opened(id, port),
             Ok(Opening::HeldBack(until)) => {
                 self.wait_for(id, Pending::HeldBack(port, geometry));
                 self.poll.set_timer(until, Timer::HeldBack(id));
@@ -127,8 +132,13 @@ impl Supervisor {
             .clients
             .get(id)
             .is_some_and(|client| client.ports.contains(&port));
-        let open = self.ports.get(port).is_some_and(|p| p.phase == Phase::Open);
-        if !owned || !open {
+        let phase = self.ports.get(port).map(|p| p.phase);
+        if owned && phase == Some(Phase::Closing) {
+            // A predecessor began with it.
+            self.wait_for(id, Pending::Close(port));
+            return Ok(());
+        }
+        if !owned || phase != Some(Phase::Open) {
             let message = format!("port {port} is not open on this connection");
             return Err(error(ErrorCode::NotFound, message));
         }
@@ -149,6 +159,8 @@ impl Supervisor {
                 format!("there is no engine {engine} running; `portolan status` lists them");
             return Err(error(ErrorCode::NotFound, message));
         }
+        // Not twice.
+        self.take_request(id);
         match kind {
             "kill" => self.fence(
                 index,

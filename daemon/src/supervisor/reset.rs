@@ -19,6 +19,7 @@ use super::escalation::Tier;
 use super::poll::Timer;
 use super::recovery::Cause;
 use super::sockets::{NewSocket, NoSocket};
+use super::store::Name;
 
 /// A queue that is not released yet is asked again after this.
 const RELEASE_PAUSE: Duration = Duration::from_millis(4);
@@ -93,6 +94,23 @@ impl Supervisor {
         );
     }
 
+    /// A successor must find the new ones.
+    fn store_socket(&mut self, index: usize, tier: Tier) {
+        let Some(engine) = self.engines.get(index) else {
+            return;
+        };
+        let queue = engine.index;
+        let (umem, xsk) = (&engine.memory.umem, &engine.memory.xsk);
+        let mut stored = Ok(());
+        if tier != Tier::Reset {
+            self.store.remove(&Name::Umem(queue));
+            stored = self.store.put(Name::Umem(queue), umem);
+        }
+        if let Err(error) = stored.and_then(|()| self.store.put(Name::Xsk(queue), xsk)) {
+            tracing::error!(queue, "the socket cannot be stored: {error}");
+        }
+    }
+
     /// The next step, if there is one to take. True: the socket is in order.
     pub(super) fn reset_goes_on(&mut self, index: usize, now: Instant) -> bool {
         let Some(engine) = self.engines.get_mut(index) else {
@@ -115,6 +133,7 @@ impl Supervisor {
         engine.in_map = false;
         // The last copy of ours: any other descriptor in its place until there is a new one.
         engine.memory.xsk = Arc::clone(&engine.memory.wake);
+        self.store.remove(&Name::Xsk(queue));
         let umem = (reset.tier == Tier::Reset).then(|| Arc::clone(&engine.memory.umem));
         let ledger = engine.memory.ledger.ledger();
         let made = self
@@ -135,6 +154,7 @@ impl Supervisor {
                 engine.memory.xsk = xsk;
                 engine.memory.zero_copy = zero_copy;
                 engine.reset = None;
+                self.store_socket(index, reset.tier);
                 true
             }
             Err(NoSocket::NotYet) if now.duration_since(since) < RELEASE_PATIENCE => {

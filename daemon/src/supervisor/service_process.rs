@@ -1,5 +1,7 @@
 //! The service: the unprivileged child that answers `ping` and `allsize` on port 0, an ordinary client but for that port.
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Supervisor;
@@ -7,6 +9,8 @@ use super::config::Credentials;
 use super::poll::{EventFlags, Source, Timer};
 use super::restarts::Restarts;
 use super::spawn::Child;
+use super::store::predecessor::pid_of;
+use super::store::{Name, StoreError};
 
 /// One that ends well is started again after this.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -51,8 +55,39 @@ impl Supervisor {
             self.schedule_service(now);
             return;
         }
+        if let Err(error) = self.store_service(&child) {
+            tracing::error!("the service cannot be stored: {error}");
+            let _ = self.launcher.kill(&child);
+            self.launcher.reap(&child);
+            self.poll.remove(&child.exit);
+            self.schedule_service(now);
+            return;
+        }
         tracing::info!(pid = child.pid, "service started");
         self.service.child = Some(child);
+    }
+
+    fn store_service(&mut self, child: &Child) -> Result<(), StoreError> {
+        let exit = Arc::new(child.exit.try_clone()?);
+        self.store.put(Name::Service, &exit)
+    }
+
+    /// Goes on with a predecessor's service.
+    pub(super) fn adopt_service(&mut self, exit: OwnedFd) {
+        let Some(pid) = pid_of(&exit) else {
+            self.store.forget(&Name::Service.to_string());
+            return;
+        };
+        let watched = exit.try_clone().and_then(|kept| {
+            self.store.adopt(Name::Service, Arc::new(kept));
+            self.service.launch = self.service.launch.wrapping_add(1);
+            let source = Source::ServiceExit(self.service.launch);
+            self.poll.add(&exit, source, EventFlags::IN)
+        });
+        match watched {
+            Ok(()) => self.service.child = Some(Child { pid, exit }),
+            Err(error) => tracing::error!(%error, "the service cannot be watched"),
+        }
     }
 
     /// Its pidfd became readable.
@@ -64,6 +99,7 @@ impl Supervisor {
             return;
         };
         self.poll.remove(&child.exit);
+        self.store.remove(&Name::Service);
         let how = self.launcher.reap(&child);
         if self.stopping {
             return;

@@ -14,6 +14,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
+use super::store::handover::FOR;
+use super::store::inherit::HANDOVER;
+use super::store::points;
 use super::surroundings::Account;
 use crate::engine_link::LINK_FD;
 
@@ -65,7 +68,8 @@ pub struct Processes {
 fn kept_environment() -> impl Iterator<Item = (OsString, OsString)> {
     std::env::vars_os().filter(|(name, _)| {
         let name = name.to_string_lossy();
-        name.starts_with("PORTOLAN_") || name.starts_with("RUST_")
+        let ours = name.starts_with("PORTOLAN_") || name.starts_with("RUST_");
+        ours && ![HANDOVER, FOR, points::VARIABLE].contains(&&*name)
     })
 }
 
@@ -219,6 +223,8 @@ fn reap(pidfd: BorrowedFd<'_>) -> String {
             (None, None) => "unknown cause".to_owned(),
         },
         Ok(None) => "not dead".to_owned(),
+        // It was started by our predecessor, so another process reaped it.
+        Err(rustix::io::Errno::CHILD) => "unknown cause".to_owned(),
         Err(error) => format!("cannot be waited for: {error}"),
     }
 }

@@ -2,6 +2,9 @@
 //!
 //! The order matters: what needs root beyond the kept capabilities comes first (limits, socket, ports below 1024), then they are
 //! dropped for good; memory, AF_XDP sockets and the XDP program do with what is kept.
+//!
+//! A supervisor that finds what a predecessor left (`store/`) goes on with it. If that is not whole, or made for another configuration, it
+//! is cleared away and the node begins anew, with another incarnation. If it belongs to another version it is left alone.
 
 use std::fs::File;
 use std::io;
@@ -16,18 +19,23 @@ use rustix::fs::{FlockOperation, Mode};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use super::config::{Config, CopyMode};
+use super::config::Config;
+use super::foundation::{Foundation, Plan};
 use super::kernel::{KernelVersion, Support};
-use super::memory::{self, Crossings, QueueMemory};
 use super::sockets::KernelSockets;
 use super::spawn::Processes;
+use super::store::abi::Abi;
+use super::store::inherit::Inherited;
+use super::store::notify::Notifier;
+use super::store::predecessor::{self, Left, Predecessor};
+use super::store::{Store, handover, manifest};
 use super::surroundings::ThisMachine;
-use super::{Parts, Supervisor, privileges, steering};
+use super::{Ended, Parts, Supervisor, privileges, steering};
 use crate::engine_link::{Encap, xsk_config};
-use crate::xsk::{BindMode, BindOptions, UmemMemfd, XskConfig, XskFd};
+use crate::xsk::XskConfig;
 
 /// A queue whose former socket is being released is free within this.
-const BUSY_PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const BUSY_PATIENCE: Duration = Duration::from_secs(2);
 /// Connections the kernel holds until we accept them.
 const BACKLOG: i32 = 4096;
 
@@ -36,6 +44,8 @@ const BACKLOG: i32 = 4096;
 /// # Errors
 /// What is in the way and what to do, one line each.
 pub fn run(file: &Path) -> anyhow::Result<()> {
+    // First: before anything else can have these numbers.
+    let inherited = Inherited::from_environment();
     let config = Config::load(file, &ThisMachine)?;
     let kernel = running_kernel()?;
     tracing::info!("{}", kernel.describe());
@@ -45,47 +55,102 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
     log_memory(&config, &layout);
 
     privileges::raise_descriptor_limit();
-    let _lock = lock(&config.socket)?;
-    let stop = stop_signals().context("signals cannot be caught")?;
-    let held = hold_udp_ports(&config)?;
-    let listener = listen(&config)?;
-    let _socket_file = SocketFile(&config.socket);
-    privileges::drop_the_rest().context("capabilities cannot be dropped")?;
-
-    let incarnation = new_incarnation()?;
-    let crossings = Crossings::create(config.queues.len()).context("memory between engines")?;
-    // Attached before the queues are bound, so that a second daemon is told what is in its way.
-    let steer = steering::attach(&config)?;
-    let mut queues = Vec::new();
-    for nic_queue in &config.queues {
-        queues.push(queue_memory(&config, &layout, incarnation, *nic_queue)?);
-    }
+    let plan = Plan {
+        config: &config,
+        layout: &layout,
+        mtu,
+    };
+    let manager = Notifier::from_environment().context("the service manager")?;
+    let mut store = Store::new(manager);
+    let (left, lock) = predecessor(&plan, inherited, &store)?;
+    let signals = signals(store.outlives_us()).context("signals cannot be caught")?;
+    let drop_privileges = || privileges::drop_the_rest().context("capabilities cannot be dropped");
+    let foundation = match (left, lock) {
+        (Some(left), _) => Foundation::resume(&plan, &mut store, *left, drop_privileges)?,
+        (None, Some(lock)) => Foundation::lay(&plan, &mut store, lock, drop_privileges)?,
+        (None, None) => Foundation::lay(
+            &plan,
+            &mut store,
+            self::lock(&config.socket)?,
+            drop_privileges,
+        )?,
+    };
     let launcher = Processes::new(config.user, &config.socket).context("processes")?;
     tracing::info!(
         node = config.node,
         name = config.name,
-        incarnation = format!("{incarnation:016x}"),
+        incarnation = format!("{:016x}", foundation.incarnation),
         socket = %config.socket.display(),
-        "node up"
+        "{}",
+        if foundation.leftovers.is_some() { "node goes on" } else { "node up" }
     );
-    let supervisor = Supervisor::new(Parts {
-        incarnation,
+    let mut supervisor = Supervisor::new(Parts {
+        incarnation: foundation.incarnation,
         mtu,
         kernel,
-        queues,
-        crossings,
-        listener,
-        stop,
+        queues: foundation.queues,
+        crossings: foundation.crossings,
+        listener: foundation.listener,
+        stop: signals.stop,
+        leave: signals.leave,
         launcher: Box::new(launcher),
         sockets: Box::new(KernelSockets::new(&config, layout)),
-        steering: Box::new(steer),
+        steering: Box::new(foundation.steer),
         resolve_neighbours: true,
+        store,
+        build: manifest::build(),
         config: config.clone(),
     })
     .context("the supervisor cannot be set up")?;
-    let ended = supervisor.run().context("the event loop failed");
-    drop(held);
-    ended
+    if let Some(leftovers) = foundation.leftovers {
+        supervisor.succeed(leftovers);
+    }
+    supervisor.ready(handover::to_be_told());
+    if supervisor.run().context("the event loop failed")? == Ended::Stopped {
+        // Gone already: as good. A socket whose node goes on keeps its file.
+        let _ = std::fs::remove_file(&config.socket);
+    }
+    Ok(())
+}
+
+/// What a store holds is of another version: its engines go on, but not with us.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the engines that are running belong to another version ({0}); start that version again, or stop the daemon for good and start this one"
+)]
+pub struct ForeignStore(String);
+
+impl ForeignStore {
+    /// What `portoland` then exits with.
+    pub const EXIT_CODE: u8 = 4;
+}
+
+/// What to go on with, or the lock of what was cleared away.
+fn predecessor(
+    plan: &Plan<'_>,
+    inherited: Inherited,
+    store: &Store,
+) -> anyhow::Result<(Option<Box<Predecessor>>, Option<OwnedFd>)> {
+    for name in &inherited.unknown {
+        tracing::warn!(name, "a stored descriptor is not ours: dropped");
+        store.forget(name);
+    }
+    let (mut ruins, why) = match predecessor::sort(inherited) {
+        Left::Nothing => return Ok((None, None)),
+        Left::Foreign(abi) => {
+            let why = Abi::OURS.misfit(&abi).unwrap_or_default();
+            return Err(ForeignStore(why).into());
+        }
+        Left::All(left) => match plan.objection(&left) {
+            None => return Ok((Some(left), None)),
+            Some(why) => (left.give_up(), why),
+        },
+        Left::Ruins(ruins, why) => (ruins, why),
+    };
+    tracing::warn!("{why}: the node begins anew, ports are closed and peers are told");
+    let lock = ruins.take_lock();
+    ruins.clear(store, plan.config.node);
+    Ok((None, lock))
 }
 
 /// Checks a configuration and, as far as that is possible without changing anything, whether the daemon could start with it.
@@ -173,19 +238,37 @@ fn lock(socket: &Path) -> anyhow::Result<OwnedFd> {
     }
 }
 
-/// Readable when SIGTERM or SIGINT came.
-fn stop_signals() -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let (read, write) =
-        rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    signal_hook::low_level::pipe::register(SIGTERM, write.try_clone()?)?;
-    signal_hook::low_level::pipe::register(SIGINT, write)?;
-    Ok(read)
+/// Readable when signals came.
+struct Signals {
+    /// Stop the node.
+    stop: OwnedFd,
+    /// Leave it to a successor.
+    leave: Option<OwnedFd>,
+}
+
+/// SIGINT stops the node. So does SIGTERM, unless somebody keeps our descriptors: a service manager sends it to restart us as well as to
+/// stop us, and only it knows which. It then ends what is to end by dropping what it keeps.
+fn signals(kept: bool) -> io::Result<Signals> {
+    let pair = || {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+    };
+    let (stop, interrupted) = pair()?;
+    let leave = if kept {
+        let (leave, terminated) = pair()?;
+        signal_hook::low_level::pipe::register(SIGTERM, terminated)?;
+        Some(leave)
+    } else {
+        signal_hook::low_level::pipe::register(SIGTERM, interrupted.try_clone()?)?;
+        None
+    };
+    signal_hook::low_level::pipe::register(SIGINT, interrupted)?;
+    Ok(Signals { stop, leave })
 }
 
 /// Holds our UDP ports in the kernel, so that it never answers our frames with ICMP and gives the ports to nobody else. Nothing is
 /// ever read from them.
-fn hold_udp_ports(config: &Config) -> anyhow::Result<Vec<UdpSocket>> {
+pub(super) fn hold_udp_ports(config: &Config) -> anyhow::Result<Vec<UdpSocket>> {
     let mut held = Vec::new();
     let (Encap::Udp, Some(address)) = (config.encap, config.address) else {
         return Ok(held);
@@ -210,18 +293,8 @@ fn hold_udp_ports(config: &Config) -> anyhow::Result<Vec<UdpSocket>> {
     Ok(held)
 }
 
-/// Removes the socket's file when the daemon ends.
-struct SocketFile<'a>(&'a Path);
-
-impl Drop for SocketFile<'_> {
-    fn drop(&mut self) {
-        // Gone already: as good.
-        let _ = std::fs::remove_file(self.0);
-    }
-}
-
 /// The socket applications connect to. Called under the lock: a file that is there is a dead daemon's.
-fn listen(config: &Config) -> anyhow::Result<OwnedFd> {
+pub(super) fn listen(config: &Config) -> anyhow::Result<OwnedFd> {
     let path = &config.socket;
     let shown = path.display();
     match std::fs::symlink_metadata(path) {
@@ -273,44 +346,10 @@ fn give_socket(config: &Config) -> anyhow::Result<()> {
     }
 }
 
-fn new_incarnation() -> anyhow::Result<u64> {
+pub(super) fn new_incarnation() -> anyhow::Result<u64> {
     let mut bytes = [0; 8];
     let flags = rustix::rand::GetRandomFlags::empty();
     rustix::rand::getrandom(&mut bytes, flags).context("random numbers")?;
     // 0 means none.
     Ok(u64::from_ne_bytes(bytes).max(1))
-}
-
-fn queue_memory(
-    config: &Config,
-    xsk: &XskConfig,
-    incarnation: u64,
-    nic_queue: u32,
-) -> anyhow::Result<QueueMemory> {
-    let geometry = config.ledger_geometry(xsk.layout.chunks() as u32);
-    let (ledger_fd, ledger) =
-        memory::create_ledger(geometry, incarnation).context("the ledger cannot be made")?;
-    let umem = UmemMemfd::create(&xsk.layout)?;
-    let bind = BindOptions {
-        ifindex: config.interface_facts.index,
-        queue: nic_queue,
-        mode: match config.copy_mode {
-            CopyMode::Auto => BindMode::Auto,
-            CopyMode::Copy => BindMode::Copy,
-            CopyMode::ZeroCopy => BindMode::ZeroCopy,
-        },
-        sg: xsk.layout.needs_sg(),
-        busy_patience: BUSY_PATIENCE,
-    };
-    let socket = XskFd::create(&umem, xsk, &bind, ledger.ledger().frames())?;
-    let clone = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().map(Into::into);
-    Ok(QueueMemory {
-        ledger_fd: ledger_fd.into(),
-        ledger,
-        geometry,
-        umem: clone(umem.fd())?,
-        xsk: clone(socket.fd())?,
-        wake: memory::eventfd()?.into(),
-        zero_copy: socket.zero_copy(),
-    })
 }

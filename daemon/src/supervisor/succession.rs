@@ -1,6 +1,7 @@
 //! Who serves a queue next: standbys prepared, promoted, fenced and buried. The stages are in [`super::engines`].
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use portolan_abi::port::CloseReason;
@@ -12,6 +13,8 @@ use super::poll::{EventFlags, Source, Timer};
 use super::ports::Phase;
 use super::recovery::Cause;
 use super::reset::Reset;
+use super::spawn::Child;
+use super::store::Name;
 use super::watchdog::{Armed, STANDBY_PRIORITY, Seen, now_ns};
 use crate::engine_link::ToEngine;
 
@@ -59,6 +62,13 @@ impl Supervisor {
             self.on_early_death(index, now);
             return;
         }
+        let stored = self.store_process(queue, launch, &child, &link);
+        let Some(engine) = self.engines.get_mut(index).filter(|_| stored) else {
+            let _ = self.launcher.kill(&child);
+            self.launcher.reap(&child);
+            self.on_early_death(index, now);
+            return;
+        };
         tracing::debug!(queue, pid = child.pid, "standby started");
         let by = now + PREPARED_WITHIN;
         engine.standby = Some(Process::new(launch, child, link, Stage::Preparing(by)));
@@ -84,6 +94,26 @@ impl Supervisor {
             self.warned_of_priority = true;
         }
         self.go_on(index, Instant::now());
+        self.renew(index);
+    }
+
+    /// Before it is told anything: a successor must find it. False: then nobody may know of it.
+    fn store_process(&mut self, queue: u8, launch: u32, child: &Child, link: &OwnedFd) -> bool {
+        let kept = child
+            .exit
+            .try_clone()
+            .and_then(|exit| Ok((exit, link.try_clone()?)));
+        let stored = match kept {
+            Ok((exit, link)) => self.store.put_all(&[
+                (Name::Process(queue, launch), Arc::new(exit)),
+                (Name::Link(queue, launch, self.build), Arc::new(link)),
+            ]),
+            Err(error) => Err(error.into()),
+        };
+        if let Err(error) = &stored {
+            tracing::error!(queue, "the engine cannot be stored: {error}");
+        }
+        stored.is_ok()
     }
 
     /// Does the next thing there is to do about a queue, if it is time.
@@ -153,7 +183,7 @@ impl Supervisor {
     }
 
     /// Has the standby take over. Nobody serves.
-    fn take_over(&mut self, index: usize, now: Instant) {
+    pub(super) fn take_over(&mut self, index: usize, now: Instant) {
         self.disarm(index);
         let Some(engine) = self.engines.get_mut(index) else {
             return;
@@ -224,7 +254,7 @@ impl Supervisor {
     }
 
     /// Frames of the queue go to the socket from now on, and stay in it while engines come and go.
-    fn steer_to(&mut self, index: usize) {
+    pub(super) fn steer_to(&mut self, index: usize) {
         let Some(engine) = self.engines.get_mut(index).filter(|e| !e.in_map) else {
             return;
         };
@@ -464,6 +494,9 @@ impl Supervisor {
         let how = self.launcher.reap(&dead.child);
         let pid = dead.child.pid;
         self.poll.remove(&dead.child.exit);
+        let (queue, launch) = (index as u8, dead.launch);
+        self.outdated.remove(&(queue, launch));
+        self.store.remove_process(queue, launch);
         if self.stopping {
             tracing::info!(queue = index, pid, "engine stopped ({how})");
         } else {

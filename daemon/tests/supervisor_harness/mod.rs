@@ -24,6 +24,7 @@ use portoland::supervisor::memory::{Crossings, QueueMemory, create_ledger, event
 use portoland::supervisor::sockets::{NewSocket, NoSocket, Sockets};
 use portoland::supervisor::spawn::{Child, Launcher};
 use portoland::supervisor::steering::NoSteering;
+use portoland::supervisor::store::Store;
 use portoland::supervisor::surroundings::{Account, Interface, Surroundings};
 use portoland::supervisor::{Parts, Supervisor};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -357,9 +358,13 @@ impl Node {
                 sockets: Box::new(FakeSockets(made)),
                 steering: Box::new(NoSteering),
                 resolve_neighbours: false,
+                store: Store::default(),
+                leave: None,
+                build: 1,
                 config,
             })?
             .run()
+            .map(drop)
         });
         Self {
             directory,

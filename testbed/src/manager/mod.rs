@@ -241,6 +241,11 @@ impl Manager {
         self.shared.update(|state| state.store.lose(lost))
     }
 
+    /// Puts another descriptor in the place of a stored one.
+    pub fn replace(&self, name: &str, fd: OwnedFd) -> Result<()> {
+        self.shared.update(|state| state.store.replace(name, fd))
+    }
+
     /// The daemon to start from the next start on: what a package's upgrade puts in its place.
     pub fn set_program(&self, program: &Path) {
         self.shared
@@ -393,7 +398,8 @@ fn look_after(shared: &Shared, launch: &Launch, notify: &OwnedFd, wake: &OwnedFd
             state.failure.is_some()
         });
         if gave_up {
-            break;
+            // As with FileDescriptorStorePreserve=yes: somebody may repair what is wrong and start it again.
+            return Ok(());
         }
     }
     shared.update(|state| state.store.lose(|_| true));

@@ -132,6 +132,14 @@ impl Store {
         before - self.entries.len()
     }
 
+    pub fn replace(&mut self, name: &str, fd: OwnedFd) -> Result<()> {
+        let found = self.entries.iter_mut().find(|entry| entry.name == name);
+        found
+            .with_context(|| format!("nothing is stored as {name}"))?
+            .fd = fd;
+        Ok(())
+    }
+
     pub fn names(&self) -> Vec<String> {
         self.entries
             .iter()

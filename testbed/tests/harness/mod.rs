@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use portolan::{Node, Port, PortOptions};
 pub use portolan_testbed::pattern;
-use portolan_testbed::{Builder, Daemon, Lab};
+use portolan_testbed::{Builder, Daemon, DaemonOptions, Lab, ManagerOptions};
 
 /// Bound on one step of a test that should take far less.
 pub const STEP: Duration = Duration::from_secs(20);
@@ -39,6 +39,26 @@ impl Cluster {
         Self::start_in(lab, |_| overrides.to_owned())
     }
 
+    /// With a service manager for every daemon.
+    pub fn start_managed(builder: Builder) -> Self {
+        Self::start_as(builder, |_| DaemonOptions {
+            manager: Some(ManagerOptions::default()),
+            ..DaemonOptions::default()
+        })
+    }
+
+    /// With each daemon started as told.
+    pub fn start_as(builder: Builder, options: impl Fn(u16) -> DaemonOptions) -> Self {
+        let lab = builder.build().unwrap();
+        let start = |node: &portolan_testbed::Node| node.start_daemon_with(&options(node.id()));
+        let daemons = lab
+            .nodes()
+            .iter()
+            .map(|node| start(node).unwrap())
+            .collect();
+        Self { daemons, lab }
+    }
+
     /// In a lab that is there, with TOML for each node by its id.
     pub fn start_in(lab: Lab, overrides: impl Fn(u16) -> String) -> Self {
         let daemons = lab
@@ -51,6 +71,12 @@ impl Cluster {
 
     pub fn daemon(&self, node: u16) -> &Daemon {
         &self.daemons[usize::from(node) - 1]
+    }
+
+    /// Stops a node's daemon; the others cannot be named any more.
+    pub fn stop(mut self, node: u16) -> (std::process::ExitStatus, Self) {
+        let daemon = self.daemons.remove(usize::from(node) - 1);
+        (daemon.stop(STEP).unwrap(), self)
     }
 
     /// Attached to a node's daemon.

@@ -1,0 +1,180 @@
+//! Which versions, build and configuration a store belongs to: one JSON document in a sealed memfd, the first thing stored and the first
+//! thing read.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::abi::Abi;
+use crate::supervisor::config::Config;
+
+/// Longer than any manifest.
+const LONGEST: usize = 64 * 1024;
+
+/// The document.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Versions.
+    pub abi: Abi,
+    /// The node's incarnation.
+    pub incarnation: u64,
+    /// What of the configuration cannot change while its engines run.
+    pub basis: Map<String, Value>,
+}
+
+/// Only the versions: what of a manifest every version can read.
+#[derive(Deserialize)]
+struct Versions {
+    abi: Abi,
+}
+
+/// Why a manifest is of no use.
+#[derive(Debug)]
+pub enum Unreadable {
+    /// It is of other versions.
+    Versions(Abi),
+    /// It is none.
+    Nonsense,
+}
+
+impl Manifest {
+    /// Writes it down.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn write(&self) -> io::Result<OwnedFd> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let mut file = File::from(rustix::fs::memfd_create("portolan-manifest", flags)?);
+        file.write_all(&serde_json::to_vec(self)?)?;
+        let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, all)?;
+        Ok(file.into())
+    }
+
+    /// Reads it back.
+    ///
+    /// # Errors
+    /// Why it is of no use.
+    pub fn read(fd: &OwnedFd) -> Result<Self, Unreadable> {
+        let read = || -> io::Result<Vec<u8>> {
+            let file = File::from(fd.as_fd().try_clone_to_owned()?);
+            let mut bytes = vec![0; LONGEST];
+            let length = file.read_at(&mut bytes, 0)?;
+            bytes.truncate(length);
+            Ok(bytes)
+        };
+        let bytes = read().map_err(|_| Unreadable::Nonsense)?;
+        match serde_json::from_slice::<Versions>(&bytes) {
+            Ok(Versions { abi }) if abi == Abi::OURS => {
+                serde_json::from_slice(&bytes).map_err(|_| Unreadable::Nonsense)
+            }
+            Ok(Versions { abi }) => Err(Unreadable::Versions(abi)),
+            Err(_) => Err(Unreadable::Nonsense),
+        }
+    }
+
+    /// What is not as `basis` says; empty if all is.
+    pub fn changes(&self, basis: &Map<String, Value>) -> Vec<String> {
+        let mut names: Vec<&String> = self.basis.keys().chain(basis.keys()).collect();
+        names.sort();
+        names.dedup();
+        names.retain(|name| self.basis.get(*name) != basis.get(*name));
+        names.into_iter().cloned().collect()
+    }
+}
+
+/// What engines are told once, and what memory and sockets are made for.
+pub fn basis(config: &Config, mtu: u16, frames: u32) -> Map<String, Value> {
+    let facts = &config.interface_facts;
+    let all = json!({
+        "node.id": config.node,
+        "node.name": config.name,
+        "node.socket": config.socket,
+        "node.user": config.user.uid,
+        "cluster.name": config.cluster,
+        "cluster.encap": config.encap,
+        "cluster.udp_port": config.udp_port,
+        "network.interface": [json!(config.interface), json!(facts.index), json!(facts.mac)],
+        "network.address": config.address,
+        "network.queues": config.queues,
+        "network.mode": format!("{:?}", config.copy_mode),
+        "network.xdp": format!("{:?}", config.xdp_mode),
+        "mtu": mtu,
+        "engine.wait": config.wait,
+        "engine.cores": config.cores,
+        "engine.umem_frames": config.umem_frames,
+        "engine.default_timeout_ms": config.default_timeout_ms,
+        "transport": config.transport,
+        "limits": config.ledger_geometry(frames),
+    });
+    match all {
+        Value::Object(all) => all,
+        _ => Map::new(),
+    }
+}
+
+/// Tells our executable from others: a checksum of all of it, so that a copy is the same build. Some milliseconds.
+pub fn build() -> u32 {
+    let sum = || -> io::Result<u32> {
+        let mut exe = File::open("/proc/self/exe")?;
+        let mut bytes = vec![0; 1 << 20];
+        let mut sum = 0;
+        loop {
+            match exe.read(&mut bytes)? {
+                0 => return Ok(sum),
+                length => sum = crc32c::crc32c_append(sum, bytes.get(..length).unwrap_or_default()),
+            }
+        }
+    };
+    // A build that cannot be told from others is none of them.
+    sum().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest(abi: Abi) -> Manifest {
+        let basis = [("mtu".to_owned(), json!(1500))].into_iter().collect();
+        Manifest {
+            abi,
+            incarnation: u64::MAX,
+            basis,
+        }
+    }
+
+    #[test]
+    fn a_manifest_is_read_as_written() {
+        let fd = manifest(Abi::OURS).write().unwrap();
+        let read = Manifest::read(&fd).unwrap();
+        assert_eq!(read.incarnation, u64::MAX);
+        assert!(read.changes(&read.basis.clone()).is_empty());
+        let other = [("mtu".to_owned(), json!(9000))].into_iter().collect();
+        assert_eq!(read.changes(&other), ["mtu"]);
+        // Sealed: nobody changes it under us.
+        assert!(File::from(fd).write_at(b"x", 0).is_err());
+    }
+
+    #[test]
+    fn another_version_is_told_from_nonsense() {
+        let other = Abi {
+            store: 99,
+            ..Abi::OURS
+        };
+        let fd = manifest(other).write().unwrap();
+        assert!(matches!(
+            Manifest::read(&fd),
+            Err(Unreadable::Versions(abi)) if abi == other
+        ));
+        let nothing = File::open("/dev/null").unwrap().into();
+        assert!(matches!(
+            Manifest::read(&nothing),
+            Err(Unreadable::Nonsense)
+        ));
+    }
+}
