@@ -200,6 +200,17 @@ impl Engine {
         }
     }
 
+    /// Nobody holds the other end of the link, neither a supervisor nor who keeps its descriptors: the node is stopped for good.
+    /// Applications and peers are told, as far as one turn goes.
+    fn tell_everybody(&mut self, now: Nanos) {
+        let numbers: Vec<u16> = self.path.host.ports.iter().map(Port::number).collect();
+        for number in numbers {
+            self.close_port(now, number, CloseReason::Administrator);
+        }
+        self.path.transmit(now);
+        self.path.kick(now);
+    }
+
     /// Handles what came over the link. False: leave.
     pub(super) fn control(&mut self, now: Nanos, link: &mut Link) -> anyhow::Result<bool> {
         link.flush();
@@ -207,7 +218,10 @@ impl Engine {
             let (message, fds) = match link.receive(false)? {
                 Incoming::Message(message, fds) => (message, fds),
                 Incoming::Nothing => return Ok(true),
-                Incoming::Closed => return Ok(false),
+                Incoming::Closed => {
+                    self.tell_everybody(now);
+                    return Ok(false);
+                }
             };
             // What it asks for may have to be transmitted first.
             self.waiter.stay_awake();

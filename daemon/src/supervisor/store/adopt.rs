@@ -248,8 +248,11 @@ impl Supervisor {
             }
         }
         // The standby first, as always.
-        for launch in standby.into_iter().chain(active) {
-            self.tell_again(index, launch);
+        if let Some(launch) = standby {
+            self.tell_again(index, launch, false);
+        }
+        if let Some(launch) = active {
+            self.tell_again(index, launch, true);
         }
         match (active, standby) {
             (Some(_), Some(launch)) if self.outdated.contains(&(queue, launch)) => {
@@ -268,36 +271,45 @@ impl Supervisor {
         }
     }
 
-    /// Everything that may change while a process lives: it may not have heard of the last changes.
-    fn tell_again(&mut self, index: usize, launch: u32) {
+    /// Everything that may change while a process lives: it may not have heard of the last changes. One that stands by must know ports
+    /// that are being closed as long as the one who serves has not let go of them, and forget those it has.
+    fn tell_again(&mut self, index: usize, launch: u32, serves: bool) {
         // One without a MAC is being resolved again, and known to the engine.
         let routes = self.routes.values().filter(|route| route.mac.is_some());
         let mut messages: Vec<_> = routes
             .map(|route| (ToEngine::Route(route.clone()), Vec::new()))
             .collect();
+        let Some(engine) = self.engines.get(index) else {
+            return;
+        };
         for (number, port) in self.ports.iter() {
             if self.config.engine_of(number) != index {
                 continue;
             }
-            let generation = port.generation;
+            let close = |generation| ToEngine::ClosePort {
+                port: number,
+                generation,
+                reason: CloseReason::OwnerGone,
+            };
             match (port.phase, &port.memory) {
-                (Phase::Opening | Phase::Open, Some(memory)) => {
+                (Phase::Closing, _) if serves => {
+                    messages.push((close(port.generation), Vec::new()));
+                }
+                (Phase::Free, _) => {
+                    let (last, _) = engine.memory.port_life(number);
+                    if !serves && last > 0 {
+                        messages.push((close(last), Vec::new()));
+                    }
+                }
+                (_, Some(memory)) => {
                     let message = ToEngine::OpenPort {
                         port: number,
-                        generation,
+                        generation: port.generation,
                         geometry: memory.geometry,
                     };
                     messages.push((message, memory.for_engine()));
                 }
-                (Phase::Closing, _) => {
-                    let message = ToEngine::ClosePort {
-                        port: number,
-                        generation,
-                        reason: CloseReason::OwnerGone,
-                    };
-                    messages.push((message, Vec::new()));
-                }
-                _ => {}
+                (_, None) => {}
             }
         }
         for (message, fds) in messages {
