@@ -18,6 +18,7 @@ use super::store::handover::FOR;
 use super::store::inherit::HANDOVER;
 use super::store::points;
 use super::surroundings::Account;
+use super::watchdog::{STANDBY_PRIORITY, vitals};
 use crate::engine_link::LINK_FD;
 
 /// A running child.
@@ -27,6 +28,17 @@ pub struct Child {
     pub pid: i32,
     /// Readable when it is dead (a pidfd).
     pub exit: OwnedFd,
+}
+
+/// When a child runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    /// When its processor has nothing else to do.
+    Idle,
+    /// Like everybody.
+    Ordinary,
+    /// Before all ordinary processes.
+    Urgent,
 }
 
 /// Starts and ends children. Tests put theirs in its place.
@@ -46,11 +58,11 @@ pub trait Launcher {
     /// # Errors
     /// The system's.
     fn kill(&mut self, child: &Child) -> io::Result<()>;
-    /// Has a child run before all ordinary processes whenever it can.
+    /// Says when a child may run.
     ///
     /// # Errors
     /// The system's.
-    fn hurry(&mut self, child: &Child, priority: i32) -> io::Result<()>;
+    fn schedule(&mut self, child: &Child, urgency: Urgency) -> io::Result<()>;
     /// Collects a dead child; says how it died.
     fn reap(&mut self, child: &Child) -> String;
 }
@@ -193,20 +205,23 @@ impl Launcher for Processes {
     }
 
     fn kill(&mut self, child: &Child) -> io::Result<()> {
+        // Dying takes a moment of its own on a core, which on a busy machine it would wait for. It works as well without. Before the signal,
+        // as the watchdog takes it back when nobody waits any more.
+        let _ = self.schedule(child, Urgency::Urgent);
         match rustix::process::pidfd_send_signal(&child.exit, Signal::KILL) {
             // Dead already.
             Err(rustix::io::Errno::SRCH) => Ok(()),
             Err(error) => Err(error.into()),
-            Ok(()) => {
-                // Dying takes a moment of its own on a core, which on a busy machine it would wait for. It works as well without.
-                let _ = self.hurry(child, super::watchdog::STANDBY_PRIORITY);
-                Ok(())
-            }
+            Ok(()) => Ok(()),
         }
     }
 
-    fn hurry(&mut self, child: &Child, priority: i32) -> io::Result<()> {
-        super::watchdog::vitals::make_urgent(child.pid, priority)
+    fn schedule(&mut self, child: &Child, urgency: Urgency) -> io::Result<()> {
+        match urgency {
+            Urgency::Idle => vitals::make_idle(child.pid),
+            Urgency::Ordinary => vitals::make_ordinary(child.pid),
+            Urgency::Urgent => vitals::make_urgent(child.pid, STANDBY_PRIORITY),
+        }
     }
 
     fn reap(&mut self, child: &Child) -> String {

@@ -13,13 +13,15 @@ use super::poll::{EventFlags, Source, Timer};
 use super::ports::Phase;
 use super::recovery::Cause;
 use super::reset::Reset;
-use super::spawn::Child;
+use super::spawn::{Child, Urgency};
 use super::store::Name;
-use super::watchdog::{Armed, STANDBY_PRIORITY, Seen, now_ns};
+use super::watchdog::{Armed, Seen, now_ns};
 use crate::engine_link::ToEngine;
 
 /// A standby that takes longer to map everything is hung.
 const PREPARED_WITHIN: Duration = Duration::from_secs(10);
+/// So long it is prepared in the time that others leave.
+const AT_LEISURE: Duration = Duration::from_millis(100);
 /// An engine that takes longer to take over is hung.
 const TAKEN_OVER_WITHIN: Duration = Duration::from_secs(2);
 /// More than a link holds when its engine dies.
@@ -71,6 +73,15 @@ impl Supervisor {
         };
         tracing::debug!(queue, pid = child.pid, "standby started");
         let by = now + PREPARED_WITHIN;
+        if engine.active.is_some() {
+            // Mapping memory takes milliseconds, which applications would miss on a busy machine.
+            let _ = self.launcher.schedule(&child, Urgency::Idle);
+            let at_leisure_until = now + AT_LEISURE;
+            self.poll.set_timer(at_leisure_until, Timer::Engine(queue));
+        } else {
+            // An error means that it is in the way, or takes longer.
+            let _ = self.launcher.schedule(&child, Urgency::Urgent);
+        }
         engine.standby = Some(Process::new(launch, child, link, Stage::Preparing(by)));
         self.poll.set_timer(by, Timer::Engine(queue));
         self.brief(index, launch);
@@ -85,7 +96,7 @@ impl Supervisor {
             return;
         };
         process.stage = Stage::StandingBy;
-        if let Err(error) = self.launcher.hurry(&process.child, STANDBY_PRIORITY) {
+        if let Err(error) = self.launcher.schedule(&process.child, Urgency::Urgent) {
             if !self.warned_of_priority {
                 tracing::warn!(
                     "standbys run like everybody else, so a busy machine delays takeovers: {error}; grant CAP_SYS_NICE"
@@ -374,6 +385,12 @@ impl Supervisor {
         let (tier, wait) = engine.escalation.died(served);
         let tier = engine.reset.map_or(tier, |reset| reset.tier.max(tier));
         engine.recoveries.died(at_ns, last_beat_ns, tier);
+        if let Some(standby) = &engine.standby
+            && matches!(standby.stage, Stage::Preparing(_))
+        {
+            // Now it is waited for.
+            let _ = self.launcher.schedule(&standby.child, Urgency::Urgent);
+        }
         self.poll.remove(&dead.link);
         engine.leaving.push(dead);
         self.forget_peers_of(index);
@@ -510,6 +527,13 @@ impl Supervisor {
         let Some(engine) = self.engines.get_mut(index) else {
             return;
         };
+        if let Some(standby) = &engine.standby
+            && let Stage::Preparing(by) = standby.stage
+            && now + PREPARED_WITHIN >= by + AT_LEISURE
+        {
+            // There was no leisure. Twice is as well as once.
+            let _ = self.launcher.schedule(&standby.child, Urgency::Ordinary);
+        }
         let mut overdue = Vec::new();
         for process in engine.standby.iter().chain(engine.active.iter()) {
             let why = match process.stage {

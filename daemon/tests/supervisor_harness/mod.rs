@@ -22,7 +22,7 @@ use portoland::supervisor::config::Config;
 use portoland::supervisor::kernel::Support;
 use portoland::supervisor::memory::{Crossings, QueueMemory, create_ledger, eventfd};
 use portoland::supervisor::sockets::{NewSocket, NoSocket, Sockets};
-use portoland::supervisor::spawn::{Child, Launcher};
+use portoland::supervisor::spawn::{Child, Launcher, Urgency};
 use portoland::supervisor::steering::NoSteering;
 use portoland::supervisor::store::Store;
 use portoland::supervisor::surroundings::{Account, Interface, Surroundings};
@@ -259,7 +259,7 @@ impl Launcher for FakeLauncher {
         Ok(())
     }
 
-    fn hurry(&mut self, _child: &Child, _priority: i32) -> std::io::Result<()> {
+    fn schedule(&mut self, _child: &Child, _urgency: Urgency) -> std::io::Result<()> {
         Ok(())
     }
 

@@ -44,7 +44,8 @@ pub fn is_ending(pid: i32, exit: BorrowedFd<'_>) -> bool {
     vitals(pid).is_some_and(|vitals| vitals.exiting) || is_readable(exit)
 }
 
-fn is_readable(fd: BorrowedFd<'_>) -> bool {
+/// Is a pidfd readable: is the process gone, its memory included?
+pub fn is_readable(fd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
     let at_once = Timespec {
         tv_sec: 0,
@@ -78,11 +79,31 @@ pub fn cpu_time_ns(pid: i32) -> Option<u64> {
 /// # Errors
 /// EPERM without CAP_SYS_NICE.
 pub fn make_urgent(pid: i32, priority: i32) -> io::Result<()> {
+    schedule(pid, libc::SCHED_FIFO, priority)
+}
+
+/// Has a process run only when its processor has nothing else to do.
+///
+/// # Errors
+/// EPERM if it is another user's and CAP_SYS_NICE is missing, ESRCH if there is none.
+pub fn make_idle(pid: i32) -> io::Result<()> {
+    schedule(pid, libc::SCHED_IDLE, 0)
+}
+
+/// Has a process run like everybody.
+///
+/// # Errors
+/// As for [`make_idle`].
+pub fn make_ordinary(pid: i32) -> io::Result<()> {
+    schedule(pid, libc::SCHED_OTHER, 0)
+}
+
+fn schedule(pid: i32, policy: i32, priority: i32) -> io::Result<()> {
     let parameters = libc::sched_param {
         sched_priority: priority,
     };
     // SAFETY: the call reads the parameters and changes how a process is scheduled, nothing else.
-    match unsafe { libc::sched_setscheduler(pid, libc::SCHED_FIFO, &raw const parameters) } {
+    match unsafe { libc::sched_setscheduler(pid, policy, &raw const parameters) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
