@@ -6,7 +6,7 @@
 //! right: it computes them itself.
 //!
 //! **Idea.** The two libraries trust each other and nothing between them (RECOVERY.md, *What is promised when an engine is wrong*). The
-//! sender puts a [`seal`](seal) behind each message: session, sequence, both addresses, priority and a checksum over all of it, the
+//! sender puts a [`seal`] behind each message: session, sequence, both addresses, priority and a checksum over all of it, the
 //! payload, its length and the tag. The receiver hands out only what is right, strips the seal, and counts. Loss is told from delay by one
 //! rule ([`outgoing`]): what a sender writes after a send has ended is read after that send's message. So each seal says up to where all
 //! have ended, and whatever is missing below is lost. What was given up is told by a *statement* and confirmed by a *receipt*; receipts

@@ -1,7 +1,7 @@
 //! The named commit points: one for each durable store of an engine, so that a test can say where an engine died.
 //!
 //! Every durable store goes through [`store`], and every store of a ring or state word through [`crash_point`] just before it. In a
-//! program both are the store and nothing else. In this crate's tests an engine can be made to die before any one of them ([`life`]),
+//! program both are the store and nothing else. In this crate's tests an engine can be made to die before any one of them (`life`),
 //! and the name of the point is what a failing test prints. That no point is forgotten is checked from outside: stepping tests
 //! kill the program as it is built, after each instruction.
 //!
