@@ -2,6 +2,7 @@
 //! gone on with.
 
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -82,6 +83,24 @@ impl Plan<'_> {
     }
 }
 
+/// The file of a socket whose daemon may yet fail to start: then it is removed.
+struct SocketFile<'a>(Option<&'a Path>);
+
+impl SocketFile<'_> {
+    fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for SocketFile<'_> {
+    fn drop(&mut self) {
+        if let Some(path) = self.0 {
+            // Gone already: as good.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
 impl Foundation {
     /// Makes everything anew and stores it. Privileges are dropped in between by `drop_privileges`, after what needs all of them.
     pub fn lay(
@@ -98,6 +117,7 @@ impl Foundation {
                 .map(|(queue, socket)| (Name::Udp(queue), Arc::new(socket.into()))),
         );
         let listener = listen(config)?;
+        let socket_file = SocketFile(Some(&config.socket));
         drop_privileges()?;
 
         let incarnation = super::startup::new_incarnation()?;
@@ -125,6 +145,7 @@ impl Foundation {
             points::reached("start.storing");
         }
         points::reached("start.stored");
+        socket_file.keep();
         Ok(foundation)
     }
 
