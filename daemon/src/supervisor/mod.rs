@@ -8,7 +8,7 @@
 //! | `config/` | the configuration, its checks, the access list, the credit sum |
 //! | `foundation.rs` | what the node stands on, made or gone on with |
 //! | `startup.rs` | from a configuration to a running supervisor, with each failure in one line |
-//! | `engines.rs`, `succession.rs`, `engine_links.rs` | engine processes, who serves next, what is said |
+//! | `engines.rs`, `succession.rs`, `engine_links.rs`, `stopping.rs` | engine processes, who serves next, what is said, how they leave |
 //! | `watchdog/` | who notices that an engine is dead, or hangs |
 //! | `escalation.rs`, `restarts.rs`, `recovery.rs` | what is done about deaths, and what is remembered |
 //! | `reset.rs`, `sockets.rs` | another socket for a queue |
@@ -46,6 +46,7 @@ pub mod sockets;
 pub mod spawn;
 mod startup;
 pub mod steering;
+mod stopping;
 pub mod store;
 mod succession;
 pub mod surroundings;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use portolan_abi::port::CloseReason;
 
 use super::Supervisor;
-use super::engines::{Engine, EngineState, Process, Stage};
+use super::engines::{EngineState, Process, Stage};
 use super::escalation::Tier;
 use super::poll::{EventFlags, Source, Timer};
 use super::ports::Phase;
@@ -555,39 +555,6 @@ impl Supervisor {
             self.fence_process(index, launch, why);
         }
         self.go_on(index, now);
-    }
-
-    /// Asks every engine to leave.
-    pub(super) fn stop_engines(&mut self) {
-        for index in 0..self.engines.len() {
-            self.disarm(index);
-            if let Some(engine) = self.engines.get_mut(index) {
-                engine.state = EngineState::Stopping;
-            }
-            self.tell(index, &ToEngine::Stop, Vec::new());
-            self.settle_stop(index);
-        }
-    }
-
-    /// Is it stopped, if it is to be?
-    fn settle_stop(&mut self, index: usize) {
-        if let Some(engine) = self.engines.get_mut(index)
-            && engine.state == EngineState::Stopping
-            && engine.launches().next().is_none()
-            && engine.leaving.is_empty()
-        {
-            engine.state = EngineState::Stopped;
-        }
-    }
-
-    /// Kills every engine that has not left.
-    pub(super) fn kill_engines(&mut self) {
-        for index in 0..self.engines.len() {
-            let launches = self.engines.get(index).map(Engine::launches);
-            for launch in launches.into_iter().flatten() {
-                self.fence_process(index, launch, "did not stop in time");
-            }
-        }
     }
 
     /// Ports the supervisor waits to have closed.
