@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use portolan::{
     Address, Event, Fault, Integrity, IntegrityReport, Message, Node, Port, PortOptions, Priority,
-    SendOptions, Sent, Status, Verdict,
+    SendOptions, Status, Verdict,
 };
 use portolan_abi::event::{Event as Entry, EventKind, Offered};
-use support::{DELIVERED, FakeDaemon, LONG, NODE, SECOND};
+use support::{DELIVERED, FakeDaemon, LONG, NODE, SECOND, event, provide, sent};
 
 /// Where silence is what a test is about.
 const SOON: Duration = Duration::from_millis(400);
@@ -42,27 +42,9 @@ fn open(daemon: &FakeDaemon, port: u16) -> Port {
     open_with(daemon, options(port))
 }
 
-fn provide(port: &mut Port, count: usize, len: usize, priority: Priority) {
-    for _ in 0..count {
-        let buffer = port.allocate(len).unwrap();
-        port.provide_receive_buffer(buffer, priority).unwrap();
-    }
-}
-
-fn event(port: &mut Port) -> Event {
-    port.blocking_receive(LONG).unwrap().expect("an event")
-}
-
 fn message(port: &mut Port) -> Message {
     match event(port) {
         Event::Received(message) => message,
-        other => panic!("{other:?}"),
-    }
-}
-
-fn sent(port: &mut Port) -> Sent {
-    match event(port) {
-        Event::Sent(sent) => sent,
         other => panic!("{other:?}"),
     }
 }

@@ -10,33 +10,15 @@ use std::time::{Duration, Instant};
 
 use portolan::service::{Answers, EchoServer, Kind, Tag};
 use portolan::{
-    Event, Node, Port, PortOptions, Priority, Reason, SendError, SendOptions, Sent, Status, Wait,
+    Event, Node, Port, PortOptions, Priority, Reason, SendError, SendOptions, Status, Wait,
 };
 use portolan_abi::port::state;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use support::{FakeDaemon, LONG, NODE, SECOND};
+use support::{FakeDaemon, LONG, NODE, SECOND, event, provide, sent};
 
 fn open(daemon: &FakeDaemon, port: u16) -> Port {
     let node = Node::attach(&daemon.path).unwrap();
     node.open_port(PortOptions::at(port)).unwrap()
-}
-
-fn provide(port: &mut Port, count: usize, len: usize, priority: Priority) {
-    for _ in 0..count {
-        let buffer = port.allocate(len).unwrap();
-        port.provide_receive_buffer(buffer, priority).unwrap();
-    }
-}
-
-fn event(port: &mut Port) -> Event {
-    port.blocking_receive(LONG).unwrap().expect("an event")
-}
-
-fn sent(port: &mut Port) -> Sent {
-    match event(port) {
-        Event::Sent(sent) => sent,
-        other => panic!("{other:?}"),
-    }
 }
 
 fn tagged(tag: u64) -> SendOptions {

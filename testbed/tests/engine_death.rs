@@ -9,22 +9,15 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use harness::crowd::{all_go_on, all_is_well, begin, kill, talk};
 use harness::exchange::{exchange_counting, options};
-use harness::talker::{Manner, Talker, Talking, close_books};
-use harness::{Cluster, STEP, books, until};
-use portolan::{Address, PortOptions, Priority};
+use harness::talker::Talking;
+use harness::{Cluster, STEP, until};
+use portolan::Address;
 use portolan_testbed::{Daemon, Encap, Lab};
-use rustix::process::{Pid, Signal, kill_process};
 
 /// An engine is back within this.
 const BACK: Duration = Duration::from_secs(10);
-/// Letters each must deliver and hear after a death before the next.
-const BETWEEN_DEATHS: u64 = 100;
-
-fn kill(pid: i32) {
-    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
-}
-
 /// Waits until every engine runs and none is one of those killed.
 fn wait_replaced(daemon: &Daemon, killed: &[i32]) {
     let replaced = |status: &serde_json::Value| {
@@ -40,36 +33,9 @@ fn wait_replaced(daemon: &Daemon, killed: &[i32]) {
         .unwrap();
 }
 
-fn talk(cluster: &Cluster, at: (u16, u16), to: &[(u16, u16)]) -> Talking {
-    let options = PortOptions {
-        arena_bytes: 32 << 20,
-        ..PortOptions::at(at.1)
-    };
-    let to: Vec<_> = to
-        .iter()
-        .flat_map(|&to| [Priority::Low, Priority::High].map(|p| (Address::from(to), p)))
-        .collect();
-    let manner = Manner {
-        longest: 20_000,
-        ..Manner::default()
-    };
-    let talker = Talker::new(cluster.open(at.0, options), &to, manner).unwrap();
-    Talking::start(talker)
-}
-
-/// Everybody goes on: delivers, and hears.
-fn all_go_on(all: &mut [Talking]) {
-    for talking in all {
-        talking.deliver(BETWEEN_DEATHS, STEP);
-        talking.hear(BETWEEN_DEATHS, STEP);
-    }
-}
-
 /// Kills engines of these nodes under load, round by round; then everything must have come, once and in order.
 fn survive(cluster: &Cluster, mut all: Vec<Talking>, rounds: &[&[(u16, usize)]]) {
-    // Now that every port is open.
-    all.iter().for_each(|talking| talking.send(true));
-    all_go_on(&mut all);
+    begin(&mut all);
     let mut outages = Vec::new();
     for round in rounds {
         let killed: Vec<(u16, i32)> = round
@@ -102,13 +68,7 @@ fn survive(cluster: &Cluster, mut all: Vec<Talking>, rounds: &[&[(u16, usize)]])
         let told = talking.faults();
         assert_eq!(told, deaths as u64, "{} is told of each", talking.address);
     }
-    let books = close_books(all, STEP);
-    let complaints = books::complaints(&books);
-    assert!(complaints.is_empty(), "{complaints:#?}");
-    for book in &books {
-        let failures: Vec<_> = book.failures().collect();
-        assert!(failures.is_empty(), "{}: {failures:#?}", book.name());
-    }
+    all_is_well(all);
 }
 
 #[test]

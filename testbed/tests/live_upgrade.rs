@@ -11,13 +11,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use harness::talker::{Manner, Talker, Talking, close_books};
-use harness::{Cluster, STEP, books};
-use portolan::{Address, PortOptions, Priority};
+use harness::crowd::{all_go_on, all_is_well, all_talk};
+use harness::{Cluster, STEP};
 use portolan_testbed::{Binaries, DaemonOptions, Lab, ManagerOptions};
-
-/// Letters each must deliver and hear after an upgrade before the next.
-const BETWEEN: u64 = 100;
 
 /// Another build: the same code, and something behind it that nobody looks at.
 fn another_build(directory: &Path, number: u32) -> PathBuf {
@@ -41,29 +37,6 @@ fn upgrade(cluster: &Cluster, binary: &Path) -> Output {
     command.arg("upgrade").arg(binary).output().unwrap()
 }
 
-fn talk(cluster: &Cluster, at: (u16, u16), to: &[(u16, u16)]) -> Talking {
-    let to: Vec<_> = to
-        .iter()
-        .map(|&to| (Address::from(to), Priority::Low))
-        .collect();
-    let options = PortOptions {
-        arena_bytes: 32 << 20,
-        ..PortOptions::at(at.1)
-    };
-    let manner = Manner {
-        longest: 20_000,
-        ..Manner::default()
-    };
-    Talking::start(Talker::new(cluster.open(at.0, options), &to, manner).unwrap())
-}
-
-fn go_on(all: &mut [Talking]) {
-    for talking in all {
-        talking.deliver(BETWEEN, STEP);
-        talking.hear(BETWEEN, STEP);
-    }
-}
-
 /// The executables of the engines of node 1.
 fn engine_programs(cluster: &Cluster) -> Vec<PathBuf> {
     let pids = cluster.daemon(1).engine_pids().unwrap_or_default();
@@ -75,13 +48,7 @@ fn upgrades(options: &DaemonOptions, times: u32) {
     let cluster = Cluster::start_as(Lab::builder(), |_| options.clone());
     let directory = tempfile::tempdir().unwrap();
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let everybody = [(1, 10), (2, 10), (2, 11)];
-    let mut all: Vec<Talking> = everybody
-        .iter()
-        .map(|&at| talk(&cluster, at, &everybody))
-        .collect();
-    all.iter().for_each(|talking| talking.send(true));
-    go_on(&mut all);
+    let mut all = all_talk(&cluster, &[(1, 10), (2, 10), (2, 11)]);
 
     let pid = cluster.daemon(1).pid();
     for number in 0..times {
@@ -93,7 +60,7 @@ fn upgrades(options: &DaemonOptions, times: u32) {
         harness::until("the engines are of the new build", STEP, || {
             (engine_programs(&cluster) == [build.clone()]).then_some(())
         });
-        go_on(&mut all);
+        all_go_on(&mut all);
     }
     assert_eq!(cluster.daemon(1).pid(), pid, "the same process");
 
@@ -108,7 +75,7 @@ fn upgrades(options: &DaemonOptions, times: u32) {
     let output = upgrade(&cluster, &copy);
     assert!(output.status.success(), "{output:?}");
     assert_eq!(fs::read_link(format!("/proc/{pid}/exe")).unwrap(), copy);
-    go_on(&mut all);
+    all_go_on(&mut all);
     assert_eq!(cluster.daemon(1).engine_pids().unwrap(), engines);
 
     // Those that do not fit. Expect: refused with the reason, and the old one serves.
@@ -121,15 +88,9 @@ fn upgrades(options: &DaemonOptions, times: u32) {
     }
     let output = upgrade(&cluster, &directory.path().join("nothing"));
     assert!(!output.status.success());
-    go_on(&mut all);
+    all_go_on(&mut all);
 
-    let books = close_books(all, STEP);
-    let complaints = books::complaints(&books);
-    assert!(complaints.is_empty(), "{complaints:#?}");
-    for book in &books {
-        let failures: Vec<_> = book.failures().collect();
-        assert!(failures.is_empty(), "{}: {failures:#?}", book.name());
-    }
+    all_is_well(all);
 }
 
 #[test]
@@ -154,7 +115,7 @@ fn a_restart_with_another_build_renews_the_engines() {
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let mut all = vec![talk(&cluster, (1, 10), &[(1, 10)])];
     all.iter().for_each(|talking| talking.send(true));
-    go_on(&mut all);
+    all_go_on(&mut all);
     let build = another_build(directory.path(), 1);
     let manager = cluster.daemon(1).manager().unwrap();
     manager.set_program(&build);
@@ -162,14 +123,14 @@ fn a_restart_with_another_build_renews_the_engines() {
     harness::until("the engines are of the new build", STEP, || {
         (engine_programs(&cluster) == [build.clone()]).then_some(())
     });
-    go_on(&mut all);
+    all_go_on(&mut all);
     let complaints = books::complaints(&close_books(all, STEP));
     assert!(complaints.is_empty(), "{complaints:#?}");
 
     // A store of another version. Expect: it says so, with a code of its own, and engines and applications go on.
     let mut all = vec![talk(&cluster, (1, 11), &[(1, 11)])];
     all.iter().for_each(|talking| talking.send(true));
-    go_on(&mut all);
+    all_go_on(&mut all);
     manager.hold(true);
     manager.kill().unwrap();
     manager.wait_gone(STEP).unwrap();
@@ -190,7 +151,7 @@ fn a_restart_with_another_build_renews_the_engines() {
     );
     let log = cluster.daemon(1).log();
     assert!(log.contains("ledger ABI 9"), "{log}");
-    go_on(&mut all);
+    all_go_on(&mut all);
 }
 
 fn fd_path(fd: &std::os::fd::OwnedFd) -> PathBuf {

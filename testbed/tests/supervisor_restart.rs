@@ -8,70 +8,16 @@ mod harness;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use harness::talker::{Manner, Talker, Talking, close_books};
-use harness::{Cluster, STEP, books, until};
-use portolan::{
-    Address, Event, Node, NodeError, Port, PortError, PortOptions, Priority, SendOptions,
-};
+use harness::crowd::{all_go_on, all_is_well, all_talk, kill};
+use harness::{Cluster, STEP, until};
+use portolan::{Event, Node, NodeError, Port, PortError, PortOptions, Priority, SendOptions};
 use portolan_testbed::{Daemon, DaemonOptions, Lab, Manager, ManagerOptions};
-use rustix::process::{Pid, Signal, kill_process};
 
-/// Letters each must deliver and hear after a death before the next.
-const BETWEEN_DEATHS: u64 = 100;
-
-fn kill(pid: i32) {
-    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
-}
+/// Who talks.
+const EVERYBODY: [(u16, u16); 4] = [(1, 10), (1, 11), (2, 10), (2, 11)];
 
 fn manager(cluster: &Cluster, node: u16) -> &Manager {
     cluster.daemon(node).manager().unwrap()
-}
-
-fn talk(cluster: &Cluster, at: (u16, u16), to: &[(u16, u16)]) -> Talking {
-    let options = PortOptions {
-        arena_bytes: 32 << 20,
-        ..PortOptions::at(at.1)
-    };
-    let to: Vec<_> = to
-        .iter()
-        .flat_map(|&to| [Priority::Low, Priority::High].map(|p| (Address::from(to), p)))
-        .collect();
-    let manner = Manner {
-        longest: 20_000,
-        ..Manner::default()
-    };
-    Talking::start(Talker::new(cluster.open(at.0, options), &to, manner).unwrap())
-}
-
-/// Everybody talks to everybody.
-fn all_talk(cluster: &Cluster) -> Vec<Talking> {
-    let everybody = [(1, 10), (1, 11), (2, 10), (2, 11)];
-    let mut all: Vec<Talking> = everybody
-        .iter()
-        .map(|&at| talk(cluster, at, &everybody))
-        .collect();
-    // Now that every port is open.
-    all.iter().for_each(|talking| talking.send(true));
-    all_go_on(&mut all);
-    all
-}
-
-fn all_go_on(all: &mut [Talking]) {
-    for talking in all {
-        talking.deliver(BETWEEN_DEATHS, STEP);
-        talking.hear(BETWEEN_DEATHS, STEP);
-    }
-}
-
-/// The books of all agree, and no send failed.
-fn all_is_well(all: Vec<Talking>) {
-    let books = close_books(all, STEP);
-    let complaints = books::complaints(&books);
-    assert!(complaints.is_empty(), "{complaints:#?}");
-    for book in &books {
-        let failures: Vec<_> = book.failures().collect();
-        assert!(failures.is_empty(), "{}: {failures:#?}", book.name());
-    }
 }
 
 /// Opens a port, sends itself a letter, closes the port again.
@@ -137,7 +83,7 @@ fn standby_pids(cluster: &Cluster, node: u16) -> Vec<i32> {
 #[test]
 fn streams_do_not_notice_that_supervisors_are_killed() {
     let cluster = Cluster::start_managed(Lab::builder());
-    let mut all = all_talk(&cluster);
+    let mut all = all_talk(&cluster, &EVERYBODY);
     let app = [1, 2].map(|node| cluster.attach(node));
     ready_engines(cluster.daemon(1));
     ready_engines(cluster.daemon(2));
@@ -192,7 +138,7 @@ fn streams_do_not_notice_that_supervisors_are_killed() {
 #[test]
 fn a_restart_leaves_everything_and_a_stop_ends_it() {
     let cluster = Cluster::start_managed(Lab::builder());
-    let mut all = all_talk(&cluster);
+    let mut all = all_talk(&cluster, &EVERYBODY);
     let engines = cluster.daemon(1).engine_pids().unwrap();
     for _ in 0..5 {
         manager(&cluster, 1).restart(STEP).unwrap();
@@ -215,7 +161,7 @@ fn a_restart_leaves_everything_and_a_stop_ends_it() {
 #[test]
 fn streams_survive_supervisor_and_engines() {
     let cluster = Cluster::start_managed(Lab::builder());
-    let mut all = all_talk(&cluster);
+    let mut all = all_talk(&cluster, &EVERYBODY);
     for round in 0..9 {
         ready_engines(cluster.daemon(1));
         let manager = manager(&cluster, 1);

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use portolan::{Event, Port, Priority, Sent};
 use portolan_abi::PORT_ABI_VERSION;
 use portolan_abi::control::{ErrorCode, MAX_REQUEST_BYTES, Request, Response};
 use portolan_abi::port::{CloseReason, state};
@@ -31,6 +32,27 @@ pub use engine::{DELIVERED, FakePort, not_delivered};
 pub const NODE: u16 = 1;
 pub const SECOND: Duration = Duration::from_secs(1);
 pub const LONG: Duration = Duration::from_secs(10);
+
+/// Gives a port so many buffers.
+pub fn provide(port: &mut Port, count: usize, len: usize, priority: Priority) {
+    for _ in 0..count {
+        let buffer = port.allocate(len).unwrap();
+        port.provide_receive_buffer(buffer, priority).unwrap();
+    }
+}
+
+/// The next event.
+pub fn event(port: &mut Port) -> Event {
+    port.blocking_receive(LONG).unwrap().expect("an event")
+}
+
+/// The end of a send, which comes next.
+pub fn sent(port: &mut Port) -> Sent {
+    match event(port) {
+        Event::Sent(sent) => sent,
+        other => panic!("{other:?}"),
+    }
+}
 
 /// What the daemon answers wrongly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -49,6 +49,9 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
     let config = Config::load(file, &ThisMachine)?;
     let kernel = running_kernel()?;
     tracing::info!("{}", kernel.describe());
+    if cfg!(feature = "volatile") {
+        tracing::warn!("built to be measured: nothing survives the death of an engine");
+    }
     privileges::check().map_err(anyhow::Error::msg)?;
     let mtu = config.mtu().min(kernel.max_mtu());
     let layout = layout(&config, mtu)?;

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
 
 pub mod books;
+pub mod crowd;
 pub mod exchange;
 pub mod letter;
 pub mod packet_socket;
