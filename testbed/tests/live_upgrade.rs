@@ -11,8 +11,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use harness::crowd::{all_go_on, all_is_well, all_talk};
-use harness::{Cluster, STEP};
+use harness::crowd::{all_go_on, all_is_well, all_talk, talk};
+use harness::talker::close_books;
+use harness::{Cluster, STEP, books};
 use portolan_testbed::{Binaries, DaemonOptions, Lab, ManagerOptions};
 
 /// Another build: the same code, and something behind it that nobody looks at.
