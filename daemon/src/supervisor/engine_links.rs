@@ -168,8 +168,7 @@ impl Supervisor {
 
     /// Kills a process that does what none of ours would.
     fn misbehaves(&mut self, index: usize, launch: u32, why: &str) {
-        let active = self.engines.get(index).and_then(|e| e.active.as_ref());
-        if active.is_some_and(|process| process.launch == launch) {
+        if self.serves(index, launch) {
             self.fence(index, Cause::Misbehaviour, why);
         } else {
             self.fence_process(index, launch, why);
@@ -198,6 +197,7 @@ impl Supervisor {
         let index = usize::from(queue);
         if flags.contains(EventFlags::OUT) {
             self.flush_engine(index, launch);
+            self.renew(index);
         }
         self.read_link(index, launch, MESSAGES_PER_TURN);
     }
@@ -229,12 +229,23 @@ impl Supervisor {
         self.link_buffer = buffer;
     }
 
+    fn serves(&self, index: usize, launch: u32) -> bool {
+        let active = self.engines.get(index).and_then(|e| e.active.as_ref());
+        active.is_some_and(|process| process.launch == launch)
+    }
+
     fn on_message(&mut self, index: usize, launch: u32, message: FromEngine) {
+        let of_standbys = matches!(message, FromEngine::StandingBy | FromEngine::Fatal { .. });
+        if !of_standbys && !self.serves(index, launch) {
+            // Promoted since the watchdog was last heeded: by the death of a predecessor that this very turn has fenced, perhaps. The
+            // watchdog says so before it tells the standby, thus before the standby speaks.
+            self.heed_watchdog(Instant::now());
+        }
+        let serves = self.serves(index, launch);
         let Some(engine) = self.engines.get(index) else {
             return;
         };
         let queue = engine.index;
-        let serves = (engine.active.as_ref()).is_some_and(|p| p.launch == launch);
         match message {
             FromEngine::StandingBy => self.on_standing_by(index, launch),
             FromEngine::Fatal { message } => {

@@ -105,7 +105,6 @@ impl Supervisor {
             self.warned_of_priority = true;
         }
         self.go_on(index, Instant::now());
-        self.renew(index);
     }
 
     /// Before it is told anything: a successor must find it. False: then nobody may know of it.
@@ -156,6 +155,7 @@ impl Supervisor {
                     }
                 } else {
                     self.arm(index);
+                    self.renew(index);
                 }
             }
             _ => {}
