@@ -71,6 +71,9 @@ pub struct EngineConfig {
     pub address: Option<IpAddr>,
     /// Interface MTU.
     pub mtu: u16,
+    /// The largest MTU the node ever uses: the UMEM is laid out for it. 0: as `mtu`.
+    #[serde(default)]
+    pub umem_mtu: u16,
     /// Waiting mode.
     pub wait: Wait,
     /// Core to run on.
@@ -104,7 +107,8 @@ impl EngineConfig {
     /// # Errors
     /// [`XskError::Misuse`] if the numbers make no UMEM.
     pub fn xsk_config(&self) -> Result<XskConfig, XskError> {
-        xsk_config(self.mtu, self.rx_frames, self.ledger.frames)
+        let longest = self.umem_mtu.max(self.mtu);
+        xsk_config(longest, self.rx_frames, self.ledger.frames)
     }
 }
 

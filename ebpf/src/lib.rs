@@ -16,7 +16,7 @@ mod steer;
 
 pub use config::{DEFAULT_ETHERTYPE, Encap, MAX_QUEUES, SteerConfig};
 pub use error::SteerError;
-pub use link::AttachMode;
+pub use link::{AttachMode, detach};
 pub use reason::Reason;
 pub use steer::{Steer, SteerFds};
 

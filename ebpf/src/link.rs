@@ -12,6 +12,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 /// Commands and constants of `linux/bpf.h` and `linux/if_link.h`.
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_LINK_CREATE: libc::c_long = 28;
+const BPF_LINK_DETACH: libc::c_long = 34;
 const BPF_XDP: u32 = 37;
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
@@ -107,6 +108,29 @@ pub(crate) fn create(program: BorrowedFd<'_>, index: u32, mode: AttachMode) -> i
     }
     // SAFETY: the kernel has just made this descriptor (close-on-exec) and nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Takes the program of a link off its interface, whoever keeps copies of the link. A link that is on no interface any more is left
+/// as it is.
+///
+/// # Errors
+/// The system's: a descriptor of something else, no privilege.
+pub fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    // `struct { link_fd }` of `union bpf_attr`.
+    let attr = link.as_raw_fd().cast_unsigned();
+    // SAFETY: `attr` is a valid prefix of `union bpf_attr` of the size given, it holds no pointer, and the kernel only reads it.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            BPF_LINK_DETACH,
+            &raw const attr,
+            size_of_val(&attr),
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }
 
 /// The index of the named interface in the calling thread's network namespace.

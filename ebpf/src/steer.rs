@@ -163,6 +163,15 @@ impl Steer {
         Ok(())
     }
 
+    /// Lets go of the interface, or of what is left of it, also if copies of the link ([`Steer::fds`]) are kept elsewhere. The program
+    /// and its maps stay loaded for another [`Steer::attach`].
+    pub fn detach(&mut self) {
+        if let Some(link) = self.link.take() {
+            // It was on none any more: as good.
+            let _ = link::detach(link.as_fd());
+        }
+    }
+
     /// Sends our frames of `queue` to `xsk`, an AF_XDP socket bound to that queue, in place of
     /// any socket before it. The entry goes away with the socket's last descriptor.
     ///

@@ -391,6 +391,7 @@ pub(super) mod tests {
             mac,
             address: address.map(|a| a.parse().unwrap()),
             mtu: 1500,
+            umem_mtu: 0,
             wait: Wait::Busy,
             core: None,
             rx_frames: 1,

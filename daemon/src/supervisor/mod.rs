@@ -16,6 +16,7 @@
 //! | `clients.rs`, `requests.rs` | connections and what they ask for |
 //! | `documents.rs`, `peers.rs` | the reports |
 //! | `neighbours.rs`, `netlink.rs` | which MAC a peer has |
+//! | `interface.rs`, `interface_events.rs` | what becomes of the interface |
 //! | `steering.rs` | the XDP program |
 //! | `store/` | what survives the supervisor, and going on with it |
 //! | `spawn.rs`, `peer_credentials.rs` | the `unsafe` islands |
@@ -27,6 +28,8 @@ mod engine_links;
 pub mod engines;
 pub mod escalation;
 mod foundation;
+mod interface;
+mod interface_events;
 pub mod kernel;
 pub mod memory;
 mod neighbours;
@@ -52,7 +55,7 @@ mod succession;
 pub mod surroundings;
 pub mod watchdog;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -62,12 +65,16 @@ pub use startup::{ForeignStore, check, run};
 use clients::Clients;
 use config::Config;
 use engines::{Engine, EngineState};
+use interface::Interface;
+use interface_events::Looks;
 use kernel::Support;
 use memory::{Crossings, QueueMemory};
 use neighbours::Neighbours;
+use netlink::LinkWatch;
 use peers::PeersRound;
 use poll::{EventFlags, Poll, Source, Timer};
 use ports::Ports;
+use recovery::Cause;
 use service_process::Service;
 use sockets::Sockets;
 use spawn::Launcher;
@@ -88,7 +95,7 @@ pub struct Parts {
     pub config: Config,
     /// The node's incarnation, as in every ledger.
     pub incarnation: u64,
-    /// Longest packet.
+    /// Longest packet; memory is laid out for it.
     pub mtu: u16,
     /// What the kernel can do.
     pub kernel: Support,
@@ -108,6 +115,8 @@ pub struct Parts {
     pub steering: Box<dyn Steering>,
     /// Resolves MACs that are not configured.
     pub resolve_neighbours: bool,
+    /// Follows what becomes of the interface.
+    pub watch_interface: bool,
     /// What survives us.
     pub store: Store,
     /// Readable when the supervisor is to leave everything to its successor.
@@ -145,6 +154,9 @@ pub struct Supervisor {
     crossings: Crossings,
     routes: BTreeMap<u16, Route>,
     neighbours: Option<Neighbours>,
+    interface: Interface,
+    links: Option<LinkWatch>,
+    looks: Looks,
     ports: Ports,
     clients: Clients,
     service: Service,
@@ -154,8 +166,8 @@ pub struct Supervisor {
     leave: Option<OwnedFd>,
     left: bool,
     build: u32,
-    /// Processes of another build: queue, launch.
-    outdated: BTreeSet<(u8, u32)>,
+    /// Processes to be replaced when a standby is ready, and why: queue, launch.
+    outdated: BTreeMap<(u8, u32), Cause>,
     /// A build that may replace this one.
     upgrade: Option<Probe>,
     /// Given up for a moment when descriptors run out.
@@ -182,6 +194,10 @@ impl Supervisor {
         if let Some(neighbours) = &neighbours {
             poll.add(neighbours.watch(), Source::Neighbours, EventFlags::IN)?;
         }
+        let links = parts.watch_interface.then(LinkWatch::new).transpose()?;
+        if let Some(links) = &links {
+            poll.add(links, Source::Links, EventFlags::IN)?;
+        }
         let ledgers = parts.queues.iter().map(QueueMemory::map_again);
         let recovery = parts.config.recovery;
         let bounds = watchdog::judge::Bounds {
@@ -197,6 +213,7 @@ impl Supervisor {
             .zip(queues)
             .map(|(index, (nic_queue, memory))| Engine::new(index, *nic_queue, memory, bounds))
             .collect();
+        let interface = parts.config.interface_facts.clone();
         Ok(Self {
             routes: routes(&parts.config),
             config: parts.config,
@@ -216,6 +233,9 @@ impl Supervisor {
             warned_of_priority: false,
             crossings: parts.crossings,
             neighbours,
+            interface: Interface::new(&interface, parts.mtu),
+            links,
+            looks: Looks::default(),
             ports: Ports::default(),
             clients: Clients::default(),
             service: Service::default(),
@@ -225,7 +245,7 @@ impl Supervisor {
             leave: parts.leave,
             left: false,
             build: parts.build,
-            outdated: BTreeSet::new(),
+            outdated: BTreeMap::new(),
             upgrade: None,
             reserve: Some(memory::eventfd()?),
         })
@@ -238,6 +258,7 @@ impl Supervisor {
     pub fn run(mut self) -> io::Result<Ended> {
         let now = Instant::now();
         self.look_after_neighbours(now);
+        self.look_at_interface(now);
         for index in 0..self.engines.len() {
             self.go_on(index, now);
         }
@@ -293,6 +314,7 @@ impl Supervisor {
             Source::EngineExit(queue, launch) => self.on_engine_exit(queue, launch, now),
             Source::ServiceExit(launch) => self.on_service_exit(launch, now),
             Source::Neighbours => self.on_neighbours(),
+            Source::Links => self.on_links(now),
             Source::Client(id) => self.on_client(id, flags),
         }
     }
@@ -305,6 +327,7 @@ impl Supervisor {
             Timer::Service => self.start_service(now),
             Timer::Peers => self.on_peers_timer(now),
             Timer::Neighbours => self.look_after_neighbours(now),
+            Timer::Interface => self.on_interface_timer(now),
             Timer::Stop => self.kill_engines(),
         }
     }

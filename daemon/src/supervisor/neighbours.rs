@@ -83,6 +83,14 @@ impl Neighbours {
         Ok(Some(neighbours))
     }
 
+    /// The interface has another index: what was known is of no use.
+    pub fn moved(&mut self, ifindex: u32) -> io::Result<()> {
+        self.ifindex = ifindex;
+        self.routes_at = None;
+        self.look_at = None;
+        self.read_table()
+    }
+
     /// Readable when the table changed.
     pub fn watch(&self) -> BorrowedFd<'_> {
         self.watch.as_fd()

@@ -9,7 +9,7 @@ use netlink_packet_core::{
     NetlinkPayload,
 };
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
-use netlink_packet_route::link::{LinkAttribute, LinkMessage};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, LinkXdp};
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
@@ -19,7 +19,8 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 /// Larger than any packet the kernel makes for a dump.
 const BUFFER: usize = 64 * 1024;
-/// `RTNLGRP_NEIGH`.
+/// `RTNLGRP_LINK`, `RTNLGRP_NEIGH`.
+const GROUP_LINKS: u32 = 1;
 const GROUP_NEIGHBOURS: u32 = 3;
 
 /// What we need to know of a link.
@@ -31,6 +32,23 @@ pub struct Link {
     pub mac: [u8; 6],
     /// Its MTU.
     pub mtu: u32,
+    /// Somebody set it up.
+    pub up: bool,
+    /// And it has a carrier.
+    pub carrier: bool,
+    /// The id of the XDP program on it.
+    pub program: Option<u32>,
+}
+
+/// That something about a link is not as before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkChange {
+    /// Its index.
+    pub index: u32,
+    /// Its name.
+    pub name: Option<String>,
+    /// It is gone.
+    pub removed: bool,
 }
 
 /// An entry of the neighbour table.
@@ -173,10 +191,7 @@ impl NeighbourWatch {
     /// # Errors
     /// The system's.
     pub fn new() -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
-        socket.bind_auto()?;
-        socket.add_membership(GROUP_NEIGHBOURS)?;
-        socket.set_non_blocking(true)?;
+        let socket = listen(GROUP_NEIGHBOURS)?;
         Ok(Self { socket })
     }
 
@@ -206,6 +221,76 @@ impl AsFd for NeighbourWatch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// A socket that hears of every change of a link.
+pub struct LinkWatch {
+    socket: Socket,
+}
+
+impl LinkWatch {
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn new() -> io::Result<Self> {
+        let socket = listen(GROUP_LINKS)?;
+        Ok(Self { socket })
+    }
+
+    /// The next changes. `Ok(None)`: no more for now.
+    ///
+    /// # Errors
+    /// ENOBUFS when changes were lost; other errors of the system.
+    pub fn changes(&self) -> io::Result<Option<Vec<LinkChange>>> {
+        match receive(&self.socket) {
+            Ok(packet) => Ok(Some(
+                parse(&packet).into_iter().filter_map(link_change).collect(),
+            )),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl AsFd for LinkWatch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn link_change(message: NetlinkMessage<RouteNetlinkMessage>) -> Option<LinkChange> {
+    let NetlinkPayload::InnerMessage(inner) = message.payload else {
+        return None;
+    };
+    let (link, removed) = match inner {
+        RouteNetlinkMessage::NewLink(link) => (link, false),
+        RouteNetlinkMessage::DelLink(link) => (link, true),
+        _ => return None,
+    };
+    // A bridge says so of a port that leaves it, with its own family: the link stays.
+    let removed = removed && link.header.interface_family == AddressFamily::Unspec;
+    let index = link.header.index;
+    let name = link
+        .attributes
+        .into_iter()
+        .find_map(|attribute| match attribute {
+            LinkAttribute::IfName(name) => Some(name),
+            _ => None,
+        });
+    Some(LinkChange {
+        index,
+        name,
+        removed,
+    })
+}
+
+fn listen(group: u32) -> io::Result<Socket> {
+    let mut socket = Socket::new(NETLINK_ROUTE)?;
+    socket.bind_auto()?;
+    socket.add_membership(group)?;
+    socket.set_non_blocking(true)?;
+    Ok(socket)
 }
 
 fn receive(socket: &Socket) -> io::Result<Vec<u8>> {
@@ -300,12 +385,21 @@ pub fn link(name: &str) -> io::Result<Option<Link>> {
             index: link.header.index,
             mac: [0; 6],
             mtu: 0,
+            up: link.header.flags.contains(LinkFlags::Up),
+            carrier: link.header.flags.contains(LinkFlags::LowerUp),
+            program: None,
         };
         let mut ours = false;
         for attribute in &link.attributes {
             match attribute {
                 LinkAttribute::IfName(text) => ours = text == name,
                 LinkAttribute::Mtu(mtu) => found.mtu = *mtu,
+                LinkAttribute::Xdp(facts) => {
+                    found.program = facts.iter().find_map(|fact| match fact {
+                        LinkXdp::ProgId(id) if *id != 0 => Some(*id),
+                        _ => None,
+                    });
+                }
                 LinkAttribute::Address(bytes) => {
                     found.mac = <[u8; 6]>::try_from(bytes.as_slice()).unwrap_or_default();
                 }

@@ -33,6 +33,8 @@ pub enum Source {
     ServiceExit(u32),
     /// The kernel's neighbour table changed.
     Neighbours,
+    /// Something about a link changed.
+    Links,
     /// The watchdog saw something.
     Watchdog,
     /// A client.
@@ -55,6 +57,7 @@ impl Source {
             Self::Watchdog => (7, 0),
             Self::Leave => (8, 0),
             Self::Upgrade => (9, 0),
+            Self::Links => (10, 0),
         };
         kind << Self::BITS | value
     }
@@ -73,6 +76,7 @@ impl Source {
             7 => Self::Watchdog,
             8 => Self::Leave,
             9 => Self::Upgrade,
+            10 => Self::Links,
             _ => return None,
         })
     }
@@ -93,6 +97,8 @@ pub enum Timer {
     Peers,
     /// Neighbours are to be looked after.
     Neighbours,
+    /// The interface is to be looked at.
+    Interface,
     /// Stopping has taken long enough.
     Stop,
 }
@@ -193,6 +199,7 @@ mod tests {
             Source::EngineExit(0, 7),
             Source::ServiceExit(9),
             Source::Neighbours,
+            Source::Links,
             Source::Watchdog,
             Source::Client(1 << 40),
         ] {

@@ -23,6 +23,8 @@ pub enum Cause {
     Misbehaviour,
     /// A newer build takes over.
     Upgrade,
+    /// Its interface is another one, or has another MTU.
+    Interface,
 }
 
 impl Cause {
@@ -37,6 +39,7 @@ impl Cause {
             Self::Fault => "fault",
             Self::Misbehaviour => "misbehaviour",
             Self::Upgrade => "upgrade",
+            Self::Interface => "interface",
         }
     }
 }

@@ -64,6 +64,39 @@ impl Supervisor {
         self.fence(index, cause, why);
     }
 
+    /// The interface is another one: nothing that is bound to a queue is of use.
+    pub(super) fn rebuild_queue(&mut self, index: usize, now: Instant) {
+        let Some(engine) = self.engines.get_mut(index) else {
+            return;
+        };
+        match engine.state {
+            EngineState::Served => {
+                engine.reset = Some(Reset::new(Tier::Rebuild));
+                self.disarm(index);
+                self.fence(
+                    index,
+                    Cause::Interface,
+                    "works on an interface that is gone",
+                );
+            }
+            EngineState::Waiting(_) => {
+                engine.reset = Some(Reset::new(Tier::Rebuild));
+                self.do_not_wait(index, now);
+            }
+            EngineState::Stopping | EngineState::Stopped => {}
+        }
+    }
+
+    /// What stood in the way of a queue may be gone.
+    pub(super) fn do_not_wait(&mut self, index: usize, now: Instant) {
+        if let Some(engine) = self.engines.get_mut(index)
+            && let EngineState::Waiting(at) = engine.state
+        {
+            engine.state = EngineState::Waiting(at.min(now));
+            self.poll.set_timer(now, Timer::Engine(engine.index));
+        }
+    }
+
     /// An engine says that its queue stands still. Another socket is the remedy for what a socket can have; if it stands still again soon
     /// after, the next one waits, and longer each time.
     pub(super) fn on_wedged(&mut self, index: usize, evidence: &str) {
@@ -71,7 +104,7 @@ impl Supervisor {
         let Some(engine) = self.engines.get_mut(index) else {
             return;
         };
-        if now < engine.no_reset_before {
+        if now < engine.no_reset_before || !self.interface.takes_sockets() {
             return;
         }
         let long_ago = now.duration_since(engine.no_reset_before) > LONGEST_PAUSE;
@@ -126,6 +159,10 @@ impl Supervisor {
             return false;
         }
         if engine.active.is_some() || !engine.leaving.is_empty() {
+            return false;
+        }
+        if !self.interface.takes_sockets() {
+            // Whoever sees it come back goes on.
             return false;
         }
         let since = *reset.closed_at.get_or_insert(now);

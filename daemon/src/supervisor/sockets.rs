@@ -39,6 +39,9 @@ pub trait Sockets {
         umem: Option<&OwnedFd>,
         ownership: &[AtomicU64],
     ) -> Result<NewSocket, NoSocket>;
+
+    /// The interface has another index from now on.
+    fn moved(&mut self, _ifindex: u32) {}
 }
 
 /// The kernel's.
@@ -64,6 +67,10 @@ impl KernelSockets {
 }
 
 impl Sockets for KernelSockets {
+    fn moved(&mut self, ifindex: u32) {
+        self.ifindex = ifindex;
+    }
+
     fn create(
         &mut self,
         nic_queue: u32,

@@ -54,6 +54,8 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
     }
     privileges::check().map_err(anyhow::Error::msg)?;
     let mtu = config.mtu().min(kernel.max_mtu());
+    // What runs may be laid out for more than the interface carries for the moment: engines are told that.
+    let mtu = inherited.mtu().unwrap_or(mtu).max(mtu);
     let layout = layout(&config, mtu)?;
     log_memory(&config, &layout);
 
@@ -100,6 +102,7 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
         sockets: Box::new(KernelSockets::new(&config, layout)),
         steering: Box::new(foundation.steer),
         resolve_neighbours: true,
+        watch_interface: true,
         store,
         build: manifest::build(),
         config: config.clone(),

@@ -1,12 +1,13 @@
 //! Frames to sockets: the XDP program, or a test's.
 
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use portolan_ebpf::{AttachMode, DEFAULT_ETHERTYPE, Steer, SteerConfig, SteerError};
 
 use super::config::{Config, XdpMode};
+use super::store::Name;
 use crate::engine_link::Encap;
 
 /// How long another program may still be on the interface while who attached it dies.
@@ -24,6 +25,32 @@ pub trait Steering {
 
     /// Frames by reason.
     fn counters(&self) -> Vec<(String, u64)>;
+
+    /// The index of the interface the program is on; 0: none; `None`: nobody knows.
+    fn attached_to(&self) -> Option<u32> {
+        None
+    }
+
+    /// Lets the program go and loads another for this configuration, which is on no interface yet and knows no socket.
+    ///
+    /// # Errors
+    /// One line: what and what to do.
+    fn load_anew(&mut self, _config: &Config) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Puts the program onto the interface once more, with the sockets it knows. Tried once.
+    ///
+    /// # Errors
+    /// One line: what and what to do.
+    fn attach_again(&mut self, _config: &Config) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// What a successor needs; nothing while the program is on no interface.
+    fn to_store(&self) -> Vec<(Name, OwnedFd)> {
+        Vec::new()
+    }
 }
 
 /// No frames at all.
@@ -57,6 +84,39 @@ impl Steering for Steer {
             }
         }
     }
+
+    fn attached_to(&self) -> Option<u32> {
+        Steer::attached_to(self).ok()
+    }
+
+    fn load_anew(&mut self, config: &Config) -> Result<(), String> {
+        // Loaded before the other is let go: if it cannot be, nothing has changed.
+        let fresh = load(config).map_err(|error| error.to_string())?;
+        self.detach();
+        *self = fresh;
+        Ok(())
+    }
+
+    fn attach_again(&mut self, config: &Config) -> Result<(), String> {
+        self.detach();
+        attach_in_any_mode(self, config, Duration::ZERO).map_err(|error| error.to_string())
+    }
+
+    fn to_store(&self) -> Vec<(Name, OwnedFd)> {
+        match self.fds() {
+            Ok(Some(fds)) => vec![
+                (Name::XdpLink, fds.link),
+                (Name::XdpProgram, fds.program),
+                (Name::XdpSockets, fds.sockets),
+                (Name::XdpCounters, fds.counters),
+            ],
+            Ok(None) => Vec::new(),
+            Err(error) => {
+                tracing::warn!(%error, "steering cannot be stored");
+                Vec::new()
+            }
+        }
+    }
 }
 
 /// NIC queues that steering serves: all up to the highest one configured.
@@ -70,12 +130,18 @@ pub fn steered_queues(config: &Config) -> u16 {
 /// # Errors
 /// One line: what and what to do.
 pub fn attach(config: &Config) -> Result<Steer, SteerError> {
+    let mut steer = load(config)?;
+    attach_in_any_mode(&mut steer, config, OCCUPIED_PATIENCE)?;
+    Ok(steer)
+}
+
+fn load(config: &Config) -> Result<Steer, SteerError> {
     let (local_v4, local_v6) = match config.address {
         Some(IpAddr::V4(address)) => (Some(address), None),
         Some(IpAddr::V6(address)) => (None, Some(address)),
         None => (None, None),
     };
-    let mut steer = Steer::load(&SteerConfig {
+    Steer::load(&SteerConfig {
         encap: match config.encap {
             Encap::Ethernet => portolan_ebpf::Encap::Ethernet,
             Encap::Udp => portolan_ebpf::Encap::Udp,
@@ -86,24 +152,30 @@ pub fn attach(config: &Config) -> Result<Steer, SteerError> {
         local_mac: config.interface_facts.mac,
         local_v4,
         local_v6,
-    })?;
+    })
+}
+
+fn attach_in_any_mode(
+    steer: &mut Steer,
+    config: &Config,
+    patience: Duration,
+) -> Result<(), SteerError> {
     let interface = &config.interface;
     let first = match config.xdp_mode {
         XdpMode::Auto | XdpMode::Native => AttachMode::Native,
         XdpMode::Generic => AttachMode::Generic,
     };
-    match attach_patiently(&mut steer, interface, first) {
+    match attach_patiently(steer, interface, first, patience) {
         Err(
             error @ (SteerError::NoNative(_)
             | SteerError::Refused(..)
             | SteerError::TooFewQueues(_)),
         ) if config.xdp_mode == XdpMode::Auto => {
             tracing::warn!("{error}; trying generic mode, which is slower");
-            attach_patiently(&mut steer, interface, AttachMode::Generic)?;
+            attach_patiently(steer, interface, AttachMode::Generic, patience)
         }
-        other => other?,
+        other => other,
     }
-    Ok(steer)
 }
 
 /// Attaches, and lets a predecessor finish dying: its program is there until the last copy of its link's descriptor is closed, also one
@@ -112,8 +184,9 @@ fn attach_patiently(
     steer: &mut Steer,
     interface: &str,
     mode: AttachMode,
+    patience: Duration,
 ) -> Result<(), SteerError> {
-    let deadline = Instant::now() + OCCUPIED_PATIENCE;
+    let deadline = Instant::now() + patience;
     loop {
         match steer.attach(interface, mode) {
             Err(SteerError::Occupied(_)) if Instant::now() < deadline => {

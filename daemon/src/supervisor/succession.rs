@@ -38,6 +38,10 @@ impl Supervisor {
         if engine.standby.is_some() || engine.reset.is_some() || leaving {
             return;
         }
+        if self.interface.is_gone() {
+            // The socket cannot be mapped any more; whoever sees another interface goes on.
+            return;
+        }
         let (child, link) = match self.launcher.engine(queue) {
             Ok(started) => started,
             Err(error) => {

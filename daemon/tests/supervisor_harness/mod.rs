@@ -358,6 +358,7 @@ impl Node {
                 sockets: Box::new(FakeSockets(made)),
                 steering: Box::new(NoSteering),
                 resolve_neighbours: false,
+                watch_interface: false,
                 store: Store::default(),
                 leave: None,
                 build: 1,

@@ -210,7 +210,7 @@ impl Supervisor {
         let link = Source::Link(queue, launch);
         self.poll.add(&process.link, link, flags)?;
         if left.build != self.build {
-            self.outdated.insert((queue, launch));
+            self.outdated.insert((queue, launch), Cause::Upgrade);
         }
         let serves = serving_pid(engine.memory.ledger.ledger()) == Some(pid);
         let place = if serves {
@@ -255,7 +255,7 @@ impl Supervisor {
             self.tell_again(index, launch, true);
         }
         match (active, standby) {
-            (Some(_), Some(launch)) if self.outdated.contains(&(queue, launch)) => {
+            (Some(_), Some(launch)) if self.outdated.contains_key(&(queue, launch)) => {
                 self.fence_process(index, launch, "is of the build that was replaced");
             }
             (Some(_), Some(launch)) => {
@@ -317,7 +317,7 @@ impl Supervisor {
         }
     }
 
-    /// Replaces a serving process of another build, now that one of ours stands by.
+    /// Replaces a serving process of another build, or made for another MTU, now that one of ours stands by.
     pub(in crate::supervisor) fn renew(&mut self, index: usize) {
         let Some(engine) = self.engines.get(index).filter(|engine| engine.armed) else {
             return;
@@ -325,9 +325,12 @@ impl Supervisor {
         let Some(process) = &engine.active else {
             return;
         };
-        if self.outdated.remove(&(engine.index, process.launch)) {
-            let why = "is of the build that was replaced";
-            self.fence(index, Cause::Upgrade, why);
+        if let Some(cause) = self.outdated.remove(&(engine.index, process.launch)) {
+            let why = match cause {
+                Cause::Interface => "was made for another MTU",
+                _ => "is of the build that was replaced",
+            };
+            self.fence(index, cause, why);
         }
     }
 }

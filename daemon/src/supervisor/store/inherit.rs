@@ -3,7 +3,9 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
+use super::manifest::Manifest;
 use super::names::Name;
+use crate::engine_link::MAX_MTU;
 
 /// The first descriptor a manager passes.
 const FIRST: RawFd = 3;
@@ -55,6 +57,15 @@ impl Inherited {
             }
         }
         inherited
+    }
+
+    /// The MTU that a predecessor's memory is laid out for, if there is one that says so.
+    pub fn mtu(&self) -> Option<u16> {
+        let (_, fd) = self.ours.iter().find(|(name, _)| *name == Name::Manifest)?;
+        let manifest = Manifest::read(fd).ok()?;
+        let mtu = u16::try_from(manifest.basis.get("mtu")?.as_u64()?).ok()?;
+        // More than there is makes no sense.
+        (mtu <= MAX_MTU).then_some(mtu)
     }
 
     /// Nothing at all?
