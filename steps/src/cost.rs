@@ -6,35 +6,18 @@
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+
+use crate::callgrind;
 
 const FEW: u64 = 1_000;
 const MANY: u64 = 5_000;
 
 /// Instructions of one run.
 fn count(program: &Path, messages: u64) -> Result<u64> {
-    let output = Command::new("valgrind")
-        .args([
-            "--tool=callgrind",
-            "--callgrind-out-file=/dev/null",
-            "--toggle-collect=*conversation*Engine*turn*",
-        ])
-        .arg(program)
-        .args(["ping-pong", "--messages", &messages.to_string()])
-        .output()
-        .context("valgrind (apt install valgrind)")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    if !output.status.success() {
-        bail!("{} under valgrind failed:\n{said}", program.display());
-    }
-    let collected = said
-        .lines()
-        .find_map(|line| line.split_once("Collected : "));
-    let (_, number) = collected.context("valgrind says no count")?;
-    number
-        .trim()
-        .parse()
-        .with_context(|| format!("valgrind counts {number:?}"))
+    let mut command = Command::new(program);
+    command.args(["ping-pong", "--messages", &messages.to_string()]);
+    callgrind::count(&command, "*conversation*Engine*turn*")
 }
 
 /// Instructions of both engines per message.

@@ -2,9 +2,11 @@
 //!
 //! `step` kills the engine after each instruction of its durable paths and checks that nothing is lost or doubled; `ping-pong` does
 //! nothing but send messages back and forth, to be run under an instruction counter; `cost` does that, with and without what
-//! survives an engine.
+//! survives an engine; `counts` counts the hot paths one by one, and compares.
 
+mod callgrind;
 mod cost;
+mod counts;
 mod paths;
 mod tracee;
 
@@ -41,6 +43,13 @@ enum Arguments {
         /// This program, built with the feature `volatile`
         without: PathBuf,
     },
+    /// Instructions of the hot paths, counted by valgrind and compared with a baseline
+    Counts(counts::Options),
+    /// One case of `counts`, to be run under an instruction counter
+    Count {
+        /// Its name
+        case: String,
+    },
 }
 
 fn main() -> ExitCode {
@@ -55,6 +64,8 @@ fn main() -> ExitCode {
             Ok(())
         }
         Arguments::Cost { without } => cost::print(&without),
+        Arguments::Counts(options) => counts::compare(&options),
+        Arguments::Count { case } => counts::run_case(&case),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

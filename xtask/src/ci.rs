@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use portolan_testbed::process;
 
 use crate::steps::{self, Steps, cargo};
-use crate::{build, setup, tests, tidy};
+use crate::{build, counts, setup, tests, tidy};
 
 /// Bound on a step that compiles nothing.
 const QUICK: Duration = Duration::from_secs(2 * 60);
@@ -36,7 +36,9 @@ pub fn run() -> Result<()> {
             "RUSTFLAGS=\"--cfg loom\" cargo test -p portolan-abi --release --lib loom -- --list";
         steps.check("models are there", repeat, models_exist)?;
     }
-    tests::add(&mut steps)?;
+    if tests::add(&mut steps)? {
+        counts::add(&mut steps)?;
+    }
     steps.finish()
 }
 

@@ -8,6 +8,7 @@ use portolan_testbed::cancel;
 
 mod build;
 mod ci;
+mod counts;
 mod coverage;
 mod demo;
 mod faults;
@@ -40,7 +41,7 @@ enum Task {
     Demo(demo::Options),
     /// Installs what is missing, builds, and runs every test
     Test,
-    /// Formatting, lints, tidy checks, documentation, ring models, then everything `test` does
+    /// Formatting, lints, tidy checks, documentation, ring models, then everything `test` does, and `counts`
     Ci,
     /// Checks the repository's own rules: file lengths, leftovers, the papers' table, a pure transport
     Tidy,
@@ -69,6 +70,12 @@ enum Task {
         /// Arguments of `portolan-bench survival`; `--help` lists them
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
+    },
+    /// Instructions of the hot paths under callgrind, compared with steps/instructions.toml; fails when one grew by more than 3 %
+    Counts {
+        /// Makes the baseline of what is counted now; the commit says why
+        #[arg(long)]
+        accept: bool,
     },
     /// Which lines of the transport its tests run; fails below 95 %
     Coverage(coverage::Options),
@@ -108,6 +115,7 @@ fn run(task: Task) -> Result<()> {
         Task::Faults { arguments } => faults::run(&arguments),
         Task::Steps { arguments } => survival::steps(&arguments),
         Task::Survival { arguments } => survival::run(&arguments),
+        Task::Counts { accept } => counts::run(accept),
         Task::Coverage(options) => coverage::run(&options),
         Task::Fuzz(options) => fuzz::run(&options),
         Task::Lab { task } => lab::run(task),

@@ -36,6 +36,7 @@ pub fn steps(arguments: &[String]) -> Result<()> {
 pub fn run(arguments: &[String]) -> Result<()> {
     build::require_root()?;
     setup::run()?;
+    setup::require("valgrind", "valgrind", "counts instructions")?;
     let with = build::bin_dir()?;
     let target = with.parent().context("target directory")?.join("volatile");
     let without = target.join(build::PROFILE);

@@ -107,24 +107,62 @@ impl Engine {
                 let _ = self.endpoint.handle_frame(now, &[frame], &mut self.host);
             }
         }
-        let (host, endpoint) = (&mut self.host, &mut self.endpoint);
-        worked |= serve::serve_port(now, PORT, host, endpoint, &mut self.counters);
-        if endpoint.poll_timeout().is_some_and(|at| at <= now) {
-            worked = true;
-            endpoint.handle_timeout(now, host);
-        }
-        let room = &mut self.scratch[..usize::from(MAX_FRAME)];
+        worked |= self.serve(now);
+        worked |= self.timers(now);
         for _ in 0..FRAMES_PER_TURN {
-            let Some(sent) = endpoint.poll_transmit(now, room, host) else {
+            let mut room = std::mem::take(&mut self.scratch);
+            let len = self.speak(now, &mut room);
+            if let Some(len) = len {
+                self.to.push(&[&room[..len]]);
+            }
+            self.scratch = room;
+            if len.is_none() {
                 break;
-            };
+            }
             worked = true;
-            self.to.push(&[&room[..sent.len]]);
         }
-        if let Some(port) = host.ports.get_mut(PORT) {
+        self.ring();
+        worked
+    }
+
+    /// A frame arrives.
+    #[inline]
+    pub fn hear(&mut self, now: Nanos, frame: &[u8]) {
+        // Refusals are counted by the transport.
+        let _ = self.endpoint.handle_frame(now, &[frame], &mut self.host);
+    }
+
+    /// Takes a turn's worth of tokens; true if there were any.
+    #[inline]
+    pub fn serve(&mut self, now: Nanos) -> bool {
+        let (host, endpoint) = (&mut self.host, &mut self.endpoint);
+        serve::serve_port(now, PORT, host, endpoint, &mut self.counters)
+    }
+
+    /// Does what is due; true if anything was.
+    #[inline]
+    pub fn timers(&mut self, now: Nanos) -> bool {
+        let due = self.endpoint.poll_timeout().is_some_and(|at| at <= now);
+        if due {
+            self.endpoint.handle_timeout(now, &mut self.host);
+        }
+        due
+    }
+
+    /// Writes the next frame; its length, if there was one to write.
+    #[inline]
+    pub fn speak(&mut self, now: Nanos, to: &mut [u8]) -> Option<usize> {
+        let room = to.get_mut(..usize::from(MAX_FRAME))?;
+        let sent = self.endpoint.poll_transmit(now, room, &mut self.host)?;
+        Some(sent.len)
+    }
+
+    /// Rings the application's doorbell if it waits.
+    #[inline]
+    pub fn ring(&mut self) {
+        if let Some(port) = self.host.ports.get_mut(PORT) {
             port.ring_if_wanted();
         }
-        worked
     }
 
     /// The supervisor opens the port.

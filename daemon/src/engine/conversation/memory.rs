@@ -45,6 +45,7 @@ pub struct Progress {
 /// What survives.
 pub struct Memory {
     node: u16,
+    port: PortGeometry,
     ledger_fd: OwnedFd,
     client_fd: OwnedFd,
     engine_fd: OwnedFd,
@@ -58,11 +59,12 @@ pub struct Memory {
     from_words: Mapping,
 }
 
-pub fn geometry() -> PortGeometry {
+/// A port of so many tokens each way, with so many bytes for each.
+pub fn geometry(tokens: u32, bytes: u32) -> PortGeometry {
     PortGeometry {
-        send_tokens: TOKENS,
-        receive_tokens: TOKENS,
-        arena_bytes: u64::from(2 * TOKENS * BUFFER),
+        send_tokens: tokens,
+        receive_tokens: tokens,
+        arena_bytes: 2 * u64::from(tokens) * u64::from(bytes),
     }
 }
 
@@ -75,7 +77,11 @@ fn punch(fd: &OwnedFd, bytes: usize) {
 impl Memory {
     /// Made once per end and process: an engine's ledger is borrowed for ever.
     pub fn new(node: u16) -> Self {
-        let port = geometry();
+        Self::with(node, geometry(TOKENS, BUFFER))
+    }
+
+    /// As [`Self::new`], with another port.
+    pub fn with(node: u16, port: PortGeometry) -> Self {
         let fd = |name, bytes| create_sealed(name, bytes).unwrap();
         let ledger_fd = LedgerMapping::create(LEDGER).unwrap();
         let (client_bytes, engine_bytes) = (port.client_half_bytes(), port.engine_half_bytes());
@@ -86,6 +92,7 @@ impl Memory {
         let mapped = LedgerMapping::map(&ledger_fd, LEDGER).unwrap();
         Self {
             node,
+            port,
             ledger: Box::leak(Box::new(mapped)),
             ledger_words: words(&ledger_fd, LEDGER.bytes()),
             client_words: words(&client_fd, client_bytes),
@@ -112,8 +119,8 @@ impl Memory {
 
     /// A new port's halves, as the supervisor makes them.
     pub fn renew_port(&self) {
-        punch(&self.client_fd, geometry().client_half_bytes());
-        punch(&self.engine_fd, geometry().engine_half_bytes());
+        punch(&self.client_fd, self.port.client_half_bytes());
+        punch(&self.engine_fd, self.port.engine_half_bytes());
         let (client, engine) = self.halves();
         client.initialise();
         engine.initialise(self.node, PORT);
@@ -149,8 +156,8 @@ impl Memory {
 
     pub fn halves(&self) -> (ClientHalf, EngineHalf) {
         (
-            ClientHalf::map(self.client_fd.as_fd(), geometry()).unwrap(),
-            EngineHalf::map(self.engine_fd.as_fd(), geometry(), true).unwrap(),
+            ClientHalf::map(self.client_fd.as_fd(), self.port).unwrap(),
+            EngineHalf::map(self.engine_fd.as_fd(), self.port, true).unwrap(),
         )
     }
 
@@ -160,7 +167,7 @@ impl Memory {
         PortParts {
             port: PORT,
             generation,
-            geometry: geometry(),
+            geometry: self.port,
             client: self.client_fd.try_clone().unwrap(),
             engine: self.engine_fd.try_clone().unwrap(),
             event_bell: bell(),
@@ -183,8 +190,8 @@ impl Memory {
             record(base, 256),
             record(from.addr(), end - from.addr()),
             record(port, 64),
-            record(sends, TOKENS as usize * 64),
-            record(receives, TOKENS as usize * 8),
+            record(sends, self.port.send_tokens as usize * 64),
+            record(receives, self.port.receive_tokens as usize * 8),
             self.client_words.words(0, self.client_words.bytes() / 8),
             self.engine_words.words(0, self.engine_words.bytes() / 8),
             self.to_words.words(0, 16),

@@ -16,6 +16,7 @@ mod engine;
 mod memory;
 mod ping_pong;
 mod script;
+mod stream;
 
 use std::os::fd::AsFd;
 
@@ -27,6 +28,7 @@ pub use engine::{Engine, TakeOver};
 pub use memory::{Image, Memory, Progress};
 pub use ping_pong::PingPong;
 pub use script::Script;
+pub use stream::{Meter, Part, Stream, StreamMemories};
 
 use super::crossing::{CrossingReceiver, CrossingSender, SLOT_BYTES};
 
