@@ -1,7 +1,16 @@
 //! `portolan-bench`: measurements on the real path, in laboratories. `cargo xtask` builds and runs it.
 
+mod actor;
+mod cases;
+mod compare;
 mod faults;
+mod host;
+mod limits;
+mod peers;
 mod profiles;
+mod report;
+mod statistics;
+mod subjects;
 mod survival;
 
 use std::process::ExitCode;
@@ -17,16 +26,31 @@ enum Arguments {
     Profiles(profiles::Options),
     /// One-way latency with and without what an engine keeps for its successor
     Survival(survival::Options),
+    /// Portolan, the limits and the peers, taking turns
+    Compare(compare::Options),
+    /// A process of a subject; the others start it
+    #[command(hide = true)]
+    Actor {
+        /// What it is, as JSON
+        role: String,
+    },
     /// Engines hurt in every way under load; what was promised is checked
     Faults(faults::Options),
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let done = listen_for_signals().and_then(|()| match arguments {
+    // Actors end when their orders do, and by signals as anyone.
+    let listening = match &arguments {
+        Arguments::Actor { .. } => Ok(()),
+        _ => listen_for_signals(),
+    };
+    let done = listening.and_then(|()| match arguments {
         Arguments::Profiles(options) => profiles::run(&options),
         Arguments::Survival(options) => survival::run(&options),
         Arguments::Faults(options) => faults::run(&options),
+        Arguments::Compare(options) => compare::run(&options),
+        Arguments::Actor { role } => actor::run(&role),
     });
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use portolan_testbed::cancel;
 
+mod bench;
 mod build;
 mod ci;
 mod counts;
@@ -50,6 +51,12 @@ enum Task {
     /// Measures every profile on the real path: goodput and latency at several losses
     Profiles {
         /// Arguments of `portolan-bench profiles`; `--help` lists them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Compares Portolan with what the machine gives, and with peers: `--quick`, `--peers`, names of cases
+    Bench {
+        /// Arguments of `portolan-bench compare`; `--help` lists them
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
@@ -112,6 +119,7 @@ fn run(task: Task) -> Result<()> {
         Task::Tidy => tidy::run(),
         Task::Sim(options) => sim::run(&options),
         Task::Profiles { arguments } => profiles::run(&arguments),
+        Task::Bench { arguments } => bench::run(&arguments),
         Task::Faults { arguments } => faults::run(&arguments),
         Task::Steps { arguments } => survival::steps(&arguments),
         Task::Survival { arguments } => survival::run(&arguments),

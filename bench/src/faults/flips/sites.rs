@@ -1,6 +1,6 @@
 //! Where bits are flipped: instructions of the send and of the receive path that traffic really executes.
 //!
-//! FTGM flipped bits in `send_chunk`, "a serial piece of code that is executed each time a message is sent out, [so] we are assured that
+//! FTGM flipped bits in `send_chunk`, "a serial piece of code that is executed each time a message is sent out, \[so\] we are assured that
 //! all the faults are activated". Compiled Rust is not serial: much of a function's code is for errors. So an engine that carries
 //! traffic is single-stepped first, and only bytes of instructions that it executed are candidates. Rejected: all bytes of the
 //! functions, which mostly shows that code that does not run does no harm.

@@ -1,0 +1,207 @@
+//! The comparison: every case, every subject, taking turns.
+//!
+//! One lab per MTU. In it, for each group of cases, the subjects take turns: started, asked, ended. Who begins changes from turn to turn.
+//! A subject that fails loses its answers of that turn and is reported; the others go on.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use portolan_testbed::{Lab, cancel};
+
+use crate::cases::{Case, Group, Plan};
+use crate::report::{self, Results};
+use crate::subjects::{self, Scene, Subject};
+
+/// What a start of a subject is expected to take.
+const START: Duration = Duration::from_millis(500);
+
+/// What is compared and how.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Cases, or what their names begin with [default: all]
+    cases: Vec<String>,
+    /// A look, in less than two minutes
+    #[arg(long)]
+    quick: bool,
+    /// Installs and measures the peers too
+    #[arg(long)]
+    peers: bool,
+    /// Only these subjects
+    #[arg(long, value_delimiter = ',')]
+    subjects: Vec<String>,
+    /// Turns of every subject at every case
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    turns: Option<u32>,
+    /// Also writes the report here, as JSON
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// And here, with plots
+    #[arg(long)]
+    html: Option<PathBuf>,
+}
+
+/// Measures and reports.
+///
+/// # Errors
+/// What kept it from measuring; or, after the report, that something of ours could not be measured.
+pub fn run(options: &Options) -> Result<()> {
+    let mut plan = Plan::new(&options.cases, options.quick)?;
+    if let Some(turns) = options.turns {
+        plan.timing.turns = turns as usize;
+    }
+    let mut subjects = subjects::all(options.peers);
+    for name in &options.subjects {
+        if !subjects.iter().any(|subject| subject.name() == name) {
+            let names: Vec<&str> = subjects.iter().map(|subject| subject.name()).collect();
+            bail!("there is no subject {name}; there are: {}", names.join(" "));
+        }
+    }
+    subjects.retain(|subject| {
+        options.subjects.is_empty() || options.subjects.iter().any(|name| name == subject.name())
+    });
+    let mut missing = Vec::new();
+    subjects.retain(|subject| match subject.install() {
+        Ok(()) => true,
+        Err(error) => {
+            missing.push((subject.name().to_owned(), format!("{error:#}")));
+            false
+        }
+    });
+    let abouts = subjects
+        .iter()
+        .map(|subject| (subject.name().to_owned(), subject.about()));
+    let cases: Vec<Case> = plan.cases().copied().collect();
+    let turns = plan.timing.turns;
+    let mut results = Results::new(abouts.collect(), cases, turns, options.quick);
+    for (subject, why) in missing {
+        results.fail("all", &subject, &why);
+    }
+    let began = Instant::now();
+    let measured = measure(&plan, &subjects, &mut results);
+    results.took_s = began.elapsed().as_secs_f64();
+    measured?;
+    print!("{}", report::table(&results));
+    println!(
+        "{}; {turns} turns, {:.0} s",
+        crate::host::line(),
+        results.took_s
+    );
+    if let Some(path) = &options.json {
+        report::write_json(&results, path)?;
+        println!("written to {}", path.display());
+    }
+    if let Some(path) = &options.html {
+        report::write_html(&results, path)?;
+        println!("written to {}", path.display());
+    }
+    if let Some((case, subject, _)) = results.failures.first() {
+        bail!("{subject} failed at {case}, and perhaps others");
+    }
+    Ok(())
+}
+
+fn measure(plan: &Plan, subjects: &[Box<dyn Subject>], results: &mut Results) -> Result<()> {
+    let progress = progress(plan, subjects)?;
+    let mut at: Option<(u32, Lab)> = None;
+    for group in &plan.groups {
+        if at.as_ref().is_none_or(|(mtu, _)| *mtu != group.mtu) {
+            // The old one first: one lab at a time has the cores.
+            if let Some((_, lab)) = at.take() {
+                lab.remove()?;
+            }
+            at = Some((group.mtu, Lab::builder().mtu(group.mtu).build()?));
+        }
+        let (_, lab) = at.as_ref().context("no lab")?;
+        take_turns(plan, group, &Scene::new(lab)?, subjects, results, &progress)?;
+    }
+    progress.finish_and_clear();
+    match at {
+        Some((_, lab)) => lab.remove(),
+        None => Ok(()),
+    }
+}
+
+fn take_turns(
+    plan: &Plan,
+    group: &Group,
+    scene: &Scene<'_>,
+    subjects: &[Box<dyn Subject>],
+    results: &mut Results,
+    progress: &ProgressBar,
+) -> Result<()> {
+    let offering: Vec<(&dyn Subject, Vec<Case>)> = offers(group, subjects);
+    for turn in 0..plan.timing.turns {
+        for place in 0..offering.len() {
+            let (subject, cases) = &offering[(place + turn) % offering.len()];
+            let name = subject.name();
+            let mut started = match subject.start(scene, cases) {
+                Ok(started) => started,
+                Err(_) if cancel::requested() => std::process::abort(),
+                Err(error) => {
+                    results.fail(&cases[0].to_string(), name, &format!("{error:#}"));
+                    continue;
+                }
+            };
+            progress.inc(START.as_millis() as u64);
+            for case in cases {
+                progress.set_message(format!("{case}, {name}"));
+                let lasting = plan.timing.of(case);
+                match started.measure(case, lasting) {
+                    Ok(figures) => results.add(case, name, turn, figures),
+                    Err(_) if cancel::requested() => std::process::abort(),
+                    Err(error) => {
+                        results.fail(&case.to_string(), name, &format!("{error:#}"));
+                        // What it left behind would be measured next.
+                        break;
+                    }
+                }
+                progress.inc(expected(plan, case).as_millis() as u64);
+                if cancel::requested() {
+                    bail!("interrupted");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Who has answers to a group, and to which of its cases.
+fn offers<'a>(
+    group: &Group,
+    subjects: &'a [Box<dyn Subject>],
+) -> Vec<(&'a dyn Subject, Vec<Case>)> {
+    let offer = |subject: &'a dyn Subject| {
+        let offered = group.cases.iter().filter(|case| subject.offers(case));
+        let offered: Vec<Case> = offered.copied().collect();
+        (!offered.is_empty()).then_some((subject, offered))
+    };
+    let subjects = subjects.iter().map(Box::as_ref);
+    subjects.filter_map(offer).collect()
+}
+
+fn expected(plan: &Plan, case: &Case) -> Duration {
+    let answers = match case {
+        Case::AllSize { .. } => 3,
+        _ => 1,
+    };
+    plan.timing.of(case) * 5 / 4 * answers
+}
+
+fn progress(plan: &Plan, subjects: &[Box<dyn Subject>]) -> Result<ProgressBar> {
+    let mut total = Duration::ZERO;
+    for group in &plan.groups {
+        for (_, cases) in offers(group, subjects) {
+            let cases: Duration = cases.iter().map(|case| expected(plan, case)).sum();
+            total += (START + cases) * plan.timing.turns as u32;
+        }
+    }
+    // Where there is no terminal it shows nothing.
+    let bar = ProgressBar::new(total.as_millis() as u64);
+    bar.set_style(ProgressStyle::with_template(
+        "{bar:40} {percent:>3} %, {eta} left  {msg}",
+    )?);
+    Ok(bar)
+}

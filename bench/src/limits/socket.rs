@@ -1,0 +1,354 @@
+//! An AF_XDP socket and the frames that go through it.
+//!
+//! A frame is an Ethernet header, [`Label`], and payload; frames longer than a chunk of the UMEM are of several pieces. Whoever sends
+//! stages frames and kicks the kernel once per batch; whoever receives sees each piece where it lies. Each chunk is in exactly one
+//! place: the free list or a ring of the socket. That is what every `unsafe` block here leans on.
+
+use std::num::NonZeroU32;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use portolan_ebpf::{AttachMode, DEFAULT_ETHERTYPE, Encap, Steer, SteerConfig};
+use rustix::net::{SendFlags, send};
+use xsk_rs::config::{BindFlags, LibxdpFlags, QueueSize, SocketConfig, UmemConfig};
+use xsk_rs::{CompQueue, FillQueue, FrameDesc, RxQueue, Socket as Xsk, TxQueue, Umem};
+
+use super::WireRole;
+
+/// Entries of every ring, and chunks to send from.
+const RING: u32 = 2048;
+/// Chunks to receive into: more would only wander through the caches.
+const FILL: usize = 1024;
+/// Pieces taken, and chunks given, at once.
+const BATCH: usize = 64;
+/// Bound on binding: the last owner's socket is released a moment after its death.
+const BIND: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(2);
+const ETHERNET: usize = 14;
+/// Frames the kernel sends for one kick; it is 32 unless told otherwise.
+const BUDGET: libc::c_int = 256;
+/// `XDP_MAX_TX_SKB_BUDGET` of `linux/if_xdp.h`.
+const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
+
+/// What is in front of a frame's payload: all that a receiver needs to know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Label {
+    /// Length of the whole message.
+    pub message: u32,
+    /// Length of the payload in this frame.
+    pub payload: u32,
+    /// CRC32C of it, where somebody computes it.
+    pub crc: u32,
+    /// Where in the message it belongs. 0: the message begins with this frame, whatever became of the last one.
+    pub at: u32,
+}
+
+/// Bytes of a label.
+pub const LABEL: usize = 16;
+
+impl Label {
+    /// Whether the message ends with this frame.
+    pub fn is_last(&self) -> bool {
+        self.at.saturating_add(self.payload) >= self.message
+    }
+
+    fn to_bytes(self) -> [u8; LABEL] {
+        let mut bytes = [0; LABEL];
+        let words = [self.message, self.payload, self.crc, self.at];
+        for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
+
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let mut words = bytes.get(..LABEL)?.chunks_exact(4);
+        let mut word = || {
+            let word = words.next()?.first_chunk::<4>()?;
+            Some(u32::from_ne_bytes(*word))
+        };
+        Some(Self {
+            message: word()?,
+            payload: word()?,
+            crc: word()?,
+            at: word()?,
+        })
+    }
+}
+
+/// What a frame carries.
+#[derive(Clone, Copy, Debug)]
+pub enum Payload<'a> {
+    /// So many bytes, whatever they are.
+    Anything(usize),
+    /// These.
+    Copied(&'a [u8]),
+}
+
+impl Payload<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Anything(len) => *len,
+            Self::Copied(bytes) => bytes.len(),
+        }
+    }
+}
+
+/// A socket of queue 0, alone on its interface.
+pub struct Socket {
+    umem: Umem,
+    rx: RxQueue,
+    tx: TxQueue,
+    fill: FillQueue,
+    completion: CompQueue,
+    _steer: Steer,
+    ethernet: [u8; ETHERNET],
+    /// Payload of a full frame, and what a chunk takes when it is sent.
+    frame: usize,
+    chunk: usize,
+    /// To send from.
+    free: Vec<FrameDesc>,
+    /// Staged for sending, and not told to the kernel yet.
+    staged: Vec<FrameDesc>,
+    /// The kernel has not been kicked for all that it was told.
+    owed: bool,
+    /// Where what is received lies, to be given back.
+    taken: Vec<FrameDesc>,
+    scratch: Vec<FrameDesc>,
+    /// The next piece continues a frame.
+    inside: bool,
+}
+
+impl Socket {
+    pub fn open(role: &WireRole) -> Result<Self> {
+        let deadline = Instant::now() + BIND;
+        loop {
+            match Self::try_open(role) {
+                Ok(socket) => return Ok(socket),
+                Err(error) if Instant::now() > deadline => return Err(error),
+                Err(_) => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+
+    fn try_open(role: &WireRole) -> Result<Self> {
+        let ring = QueueSize::new(RING)?;
+        let config = UmemConfig::builder()
+            .fill_queue_size(ring)
+            .comp_queue_size(ring)
+            .build()?;
+        let chunks = RING + FILL as u32;
+        let chunk = config.mtu() as usize;
+        let chunks = NonZeroU32::new(chunks).context("no chunks")?;
+        let (umem, mut free) = Umem::new(config, chunks, false).context("UMEM")?;
+        let config = SocketConfig::builder()
+            .rx_queue_size(ring)
+            .tx_queue_size(ring)
+            .libxdp_flags(LibxdpFlags::XSK_LIBXDP_FLAGS_INHIBIT_PROG_LOAD)
+            .bind_flags(
+                BindFlags::XDP_COPY | BindFlags::XDP_USE_NEED_WAKEUP | BindFlags::XDP_USE_SG,
+            )
+            .build();
+        // SAFETY: the only socket of this UMEM, so its rings are new.
+        let socket = unsafe { Xsk::new(config, &umem, &role.interface.parse()?, 0) };
+        let (tx, rx, rings) = socket.context("socket")?;
+        let (mut fill, completion) = rings.context("the queue has a socket already")?;
+        let received = free.split_off(RING as usize);
+        // SAFETY: chunks of our UMEM that are in no other ring and no longer in the free list.
+        let given = unsafe { fill.produce(&received) };
+        anyhow::ensure!(given == FILL, "the fill ring took {given} chunks of {FILL}");
+        raise_budget(tx.fd().as_raw_fd());
+        let mut steer = Steer::load(&SteerConfig {
+            encap: Encap::Ethernet,
+            ethertype: DEFAULT_ETHERTYPE,
+            udp_base_port: 0,
+            queues: 1,
+            local_mac: role.mac,
+            local_v4: None,
+            local_v6: None,
+        })?;
+        // SAFETY: the receive queue keeps the socket open.
+        steer.insert(0, unsafe { BorrowedFd::borrow_raw(rx.fd().as_raw_fd()) })?;
+        steer.attach(&role.interface, AttachMode::Native)?;
+        let mut ethernet = [0; ETHERNET];
+        ethernet[..6].copy_from_slice(&role.peer);
+        ethernet[6..12].copy_from_slice(&role.mac);
+        ethernet[12..].copy_from_slice(&DEFAULT_ETHERTYPE.to_be_bytes());
+        let blank = *free.first().context("no chunks")?;
+        Ok(Self {
+            umem,
+            rx,
+            tx,
+            fill,
+            completion,
+            _steer: steer,
+            ethernet,
+            frame: role.mtu as usize - LABEL,
+            chunk,
+            free,
+            staged: Vec::with_capacity(RING as usize),
+            owed: false,
+            taken: Vec::with_capacity(2 * BATCH),
+            scratch: vec![blank; BATCH],
+            inside: false,
+        })
+    }
+
+    /// Payload of a full frame.
+    pub fn frame_payload(&self) -> usize {
+        self.frame
+    }
+
+    /// Frames that came and found no room.
+    pub fn missed(&self) -> u64 {
+        let statistics = self.rx.fd().xdp_statistics();
+        statistics.map_or(0, |s| {
+            s.rx_dropped() + s.rx_ring_full() + s.rx_fill_ring_empty_descs()
+        })
+    }
+
+    /// Stages a frame; false when there is no room for it.
+    pub fn stage(&mut self, label: Label, payload: Payload<'_>) -> bool {
+        let total = ETHERNET + LABEL + payload.len();
+        let pieces = total.div_ceil(self.chunk);
+        if self.free.len() < pieces {
+            self.reap();
+            if self.free.len() < pieces {
+                return false;
+            }
+        }
+        let label = label.to_bytes();
+        let (mut done, mut left) = (0, total);
+        for piece in 0..pieces {
+            let Some(mut chunk) = self.free.pop() else {
+                return false;
+            };
+            let len = left.min(self.chunk);
+            left -= len;
+            // SAFETY: a free chunk is in no ring and nobody's.
+            let mut data = unsafe { self.umem.data_mut(&mut chunk) };
+            data.cursor().set_pos(len);
+            let mut room = data.contents_mut();
+            if piece == 0 {
+                let (front, rest) = room.split_at_mut(ETHERNET + LABEL);
+                front[..ETHERNET].copy_from_slice(&self.ethernet);
+                front[ETHERNET..].copy_from_slice(&label);
+                room = rest;
+            }
+            if let Payload::Copied(bytes) = payload {
+                room.copy_from_slice(&bytes[done..done + room.len()]);
+                done += room.len();
+            }
+            chunk.set_options(u32::from(piece + 1 < pieces));
+            self.staged.push(chunk);
+        }
+        true
+    }
+
+    /// Has the kernel send what is staged, in batches of what it sends for one kick.
+    pub fn flush(&mut self) {
+        if !self.staged.is_empty() {
+            // SAFETY: chunks of our UMEM, in no ring; we let go of them until they come out of the completion ring.
+            let told = unsafe { self.tx.produce(&self.staged) };
+            // All of them or none: there are no more chunks than entries.
+            debug_assert_eq!(told, self.staged.len());
+            self.staged.clear();
+            self.owed = true;
+        }
+        if self.owed {
+            // SAFETY: the receive queue keeps the socket open.
+            let socket = unsafe { BorrowedFd::borrow_raw(self.rx.fd().as_raw_fd()) };
+            self.owed = send(socket, &[], SendFlags::DONTWAIT).is_err();
+            self.reap();
+        }
+    }
+
+    /// Frames staged since the last [`Socket::flush`].
+    pub fn staged(&self) -> usize {
+        self.staged.len()
+    }
+
+    /// Hands what has come, at most a batch, to `piece`: with the label where a frame begins. Whether anything came.
+    pub fn receive(&mut self, mut piece: impl FnMut(Option<Label>, &[u8])) -> bool {
+        // SAFETY: a ring of our UMEM; each chunk that comes out of it goes into the fill ring again.
+        let count = unsafe { self.rx.consume(&mut self.scratch) };
+        for chunk in &self.scratch[..count] {
+            // SAFETY: the chunk came out of the receive ring, so nobody writes it; the length is what the kernel wrote.
+            let data = unsafe { self.umem.data(chunk) };
+            let bytes = data.contents();
+            if std::mem::replace(&mut self.inside, chunk.has_more_frames()) {
+                piece(None, bytes);
+            } else if let Some((label, rest)) = bytes.split_at_checked(ETHERNET + LABEL)
+                && let Some(label) = Label::read(&label[ETHERNET..])
+            {
+                piece(Some(label), rest);
+            }
+        }
+        self.taken.extend_from_slice(&self.scratch[..count]);
+        if self.taken.len() >= BATCH {
+            // SAFETY: chunks of our UMEM that came out of the receive ring and are in no other.
+            let given = unsafe { self.fill.produce(&self.taken) };
+            self.taken.drain(..given);
+        }
+        count > 0
+    }
+
+    fn reap(&mut self) {
+        loop {
+            // SAFETY: a ring of our UMEM; what comes out of it was sent and is ours again.
+            let count = unsafe { self.completion.consume(&mut self.scratch) };
+            self.free.extend_from_slice(&self.scratch[..count]);
+            if count < BATCH {
+                break;
+            }
+        }
+    }
+}
+
+/// Kernels that do not know it go on with 32.
+fn raise_budget(socket: libc::c_int) {
+    let budget = BUDGET;
+    let len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the option's value is an int, read during the call.
+    let _ = unsafe {
+        libc::setsockopt(
+            socket,
+            libc::SOL_XDP,
+            XDP_MAX_TX_SKB_BUDGET,
+            std::ptr::from_ref(&budget).cast(),
+            len,
+        )
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_frame_that_reaches_the_end_is_the_last() {
+        let frame = |payload, at| Label {
+            message: 100,
+            payload,
+            crc: 0,
+            at,
+        };
+        assert!(frame(100, 0).is_last());
+        assert!(!frame(60, 0).is_last());
+        assert!(frame(40, 60).is_last());
+        assert!(Label::default().is_last());
+    }
+
+    #[test]
+    fn a_label_is_read_as_it_was_written() {
+        let label = Label {
+            message: 1,
+            payload: 2,
+            crc: 0xdead_beef,
+            at: 3,
+        };
+        assert_eq!(Label::read(&label.to_bytes()), Some(label));
+        assert_eq!(Label::read(&[0; LABEL - 1]), None);
+    }
+}

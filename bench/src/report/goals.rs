@@ -1,0 +1,163 @@
+//! What the project set out to reach, held against what was found. A goal whose cases were not measured is not judged.
+
+use super::{Line, Results};
+use crate::cases::{Case, Wait};
+use crate::subjects::metric;
+
+/// A goal and what became of it.
+#[derive(Clone, Debug)]
+pub struct Goal {
+    /// What is measured.
+    pub what: String,
+    /// The value.
+    pub found: String,
+    /// The bound.
+    pub wanted: String,
+    /// Whether it is kept.
+    pub is_reached: bool,
+}
+
+enum Bound {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+/// Every goal that can be judged.
+pub fn judge(results: &Results) -> Vec<Goal> {
+    let lines = results.lines();
+    let ours = |case: &Case, metric| find(&lines, case, "portolan", metric);
+    let mut goals = Vec::new();
+    let mut add = |what: String, found: Option<f64>, bound: Bound, show: &dyn Fn(f64) -> String| {
+        let Some(found) = found else { return };
+        let (is_reached, wanted) = match bound {
+            Bound::AtMost(most) => (found <= most, format!("at most {}", show(most))),
+            Bound::AtLeast(least) => (found >= least, format!("at least {}", show(least))),
+        };
+        goals.push(Goal {
+            what,
+            found: show(found),
+            wanted,
+            is_reached,
+        });
+    };
+    let ratio = |value: f64| format!("{value:.3}");
+
+    let ping = Case::PingPong { bytes: 64 };
+    let way = ours(&ping, metric::ONE_WAY);
+    let relay = find(&lines, &ping, "limit-relay", metric::ONE_WAY);
+    let found = way.and_then(|line| line.ratio);
+    add(
+        format!("{ping}, ratio to limit-relay"),
+        found,
+        Bound::AtMost(1.15),
+        &ratio,
+    );
+    if let (Some(ours), Some(relay)) = (way.and_then(tail), relay.and_then(tail)) {
+        let what = format!("{ping}, p99.9/p50 over limit-relay's");
+        add(what, Some(ours / relay), Bound::AtMost(2.0), &ratio);
+    }
+    if let (Some(relay), Some(raw)) = (relay, find(&lines, &ping, "limit-raw-xdp", metric::ONE_WAY))
+    {
+        let what = format!(
+            "{ping}, limit-relay over limit-raw-xdp (about 2.5: the limit is no straw man)"
+        );
+        add(
+            what,
+            Some(relay.value / raw.value),
+            Bound::AtMost(2.8),
+            &ratio,
+        );
+    }
+
+    let rate = Case::Rate { bytes: 64 };
+    let messages = ours(&rate, metric::RATE);
+    let millions = |value: f64| format!("{:.3} M/s", value / 1e6);
+    add(
+        rate.to_string(),
+        messages.map(|line| line.value),
+        Bound::AtLeast(3e6),
+        &millions,
+    );
+    let frames = messages.and_then(|line| line.ratio);
+    add(
+        format!("{rate}, ratio to limit-raw-xdp"),
+        frames,
+        Bound::AtLeast(1.0),
+        &ratio,
+    );
+
+    for case in results.cases.iter() {
+        let Case::Stream { bytes, .. } = case else {
+            continue;
+        };
+        if *bytes == 1 << 20 {
+            let found = ours(case, metric::THROUGHPUT).and_then(|line| line.ratio);
+            let what = format!("{case}, ratio to limit-relay-crc");
+            add(what, found, Bound::AtLeast(0.95), &ratio);
+        }
+    }
+    let points = results.half_power_points();
+    let point = points.iter().find(|(name, _)| name == "portolan");
+    let bytes = |value: f64| format!("{value:.0} bytes");
+    add(
+        "N/2".to_owned(),
+        point.and_then(|(_, bytes)| *bytes),
+        Bound::AtMost(1000.0),
+        &bytes,
+    );
+
+    for case in [Case::FanIn { senders: 4 }, Case::Ports { ports: 16 }] {
+        let found = ours(&case, metric::FAIRNESS).map(|line| line.value);
+        add(format!("{case}, Jain"), found, Bound::AtLeast(0.98), &ratio);
+    }
+    let wait = Wait::Adaptive;
+    let idle = Case::Idle { wait };
+    let share = ours(&idle, metric::IDLE_CPU).map(|line| line.value);
+    let percent = |value: f64| format!("{:.2} % of a core", value * 100.0);
+    add(idle.to_string(), share, Bound::AtMost(0.01), &percent);
+    let first = ours(&idle, metric::FIRST).map(|line| line.value);
+    let us = |value: f64| format!("{:.1} us", value / 1e3);
+    add(
+        format!("{idle}, first message"),
+        first,
+        Bound::AtMost(100e3),
+        &us,
+    );
+    goals
+}
+
+fn find<'a>(lines: &'a [Line], case: &Case, subject: &str, metric: &str) -> Option<&'a Line> {
+    let is = |line: &&Line| line.case == *case && line.subject == subject && line.metric == metric;
+    lines.iter().find(is)
+}
+
+/// p99.9 over p50.
+fn tail(line: &Line) -> Option<f64> {
+    line.p999.map(|p999| p999 / line.value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::subjects::{About, Figure, unit};
+
+    // Three million messages per second are the goal. Expect: reached at it, missed just below, not judged without a measurement.
+    #[test]
+    fn a_goal_is_judged_by_what_was_measured() {
+        let rate = Case::Rate { bytes: 64 };
+        let judged = |messages: Option<f64>| {
+            let subjects = vec![("portolan".to_owned(), About::default())];
+            let mut results = Results::new(subjects, vec![rate], 1, false);
+            if let Some(messages) = messages {
+                let figure = Figure::number(metric::RATE, messages, unit::PER_SECOND);
+                results.add(&rate, "portolan", 0, vec![figure]);
+            }
+            judge(&results)
+        };
+        assert!(judged(Some(3e6))[0].is_reached);
+        assert!(!judged(Some(2.999e6))[0].is_reached);
+        assert!(judged(None).is_empty());
+        // Nothing was held against the wire, so nothing is said of that.
+        assert_eq!(judged(Some(3e6)).len(), 1);
+    }
+}

@@ -1,0 +1,170 @@
+//! Cases asked of actors: the same questions, whoever they are.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use hdrhistogram::Histogram;
+
+use super::{Figure, metric, unit};
+use crate::actor::{Actor, Answer, Flow, Job, Order};
+use crate::cases::Case;
+use crate::statistics::jain;
+
+/// Bound on an answer beyond the time that is measured: one message may take as long as actors wait for it.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Actors on side one, most often one, and one on side two.
+pub struct Pair {
+    /// Who sends, or begins.
+    pub one: Vec<Actor>,
+    /// Who receives, or answers.
+    pub two: Actor,
+}
+
+impl Pair {
+    /// Asks a case.
+    ///
+    /// # Errors
+    /// What went wrong with an actor, or a case that actors cannot answer in general.
+    pub fn measure(&mut self, case: &Case, lasting: Duration) -> Result<Vec<Figure>> {
+        let bytes = case.bytes();
+        match case {
+            Case::PingPong { .. } => Ok(vec![self.ping_pong(bytes, lasting)?]),
+            Case::Rate { .. } => Ok(vec![self.one_way(bytes, lasting)?.0]),
+            Case::Stream { .. } => Ok(vec![self.one_way(bytes, lasting)?.1]),
+            Case::AllSize { .. } => Ok(vec![
+                self.ping_pong(bytes, lasting)?,
+                self.one_way(bytes, lasting)?.1,
+                self.both_ways(bytes, lasting)?,
+            ]),
+            Case::FanIn { .. } | Case::Ports { .. } => self.fairness(bytes, lasting),
+            Case::Idle { .. } | Case::Startup => bail!("{case} is not asked of actors in general"),
+        }
+    }
+
+    fn first(&mut self) -> Result<&mut Actor> {
+        self.one.first_mut().context("nobody on side one")
+    }
+
+    fn ping_pong(&mut self, bytes: usize, lasting: Duration) -> Result<Figure> {
+        let ns = nanoseconds(lasting);
+        self.two.prepare(Job::Echo { bytes })?;
+        self.first()?
+            .prepare(Job::PingPong { bytes, lasting: ns })?;
+        self.two.order(Order::Go)?;
+        self.first()?.order(Order::Go)?;
+        let ways = match self.first()?.answer(lasting * 2 + GRACE)? {
+            Answer::Ways(ways) => ways,
+            other => bail!("ways were expected, not {other:?}"),
+        };
+        self.first()?.stop()?;
+        self.two.stop()?;
+        Ok(Figure::times(metric::ONE_WAY, histogram(&ways)?))
+    }
+
+    /// What came at side two.
+    fn flow(&mut self, bytes: usize, lasting: Duration) -> Result<Flow> {
+        let job = |send, receive| Job::Flow {
+            bytes,
+            send,
+            receive,
+            lasting: nanoseconds(lasting),
+        };
+        self.two.prepare(job(false, true))?;
+        for actor in &mut self.one {
+            actor.prepare(job(true, false))?;
+        }
+        self.two.order(Order::Go)?;
+        for actor in &mut self.one {
+            actor.order(Order::Go)?;
+        }
+        let flow = self.two.flow(lasting)?;
+        for actor in &mut self.one {
+            actor.settle()?;
+        }
+        self.two.settle()?;
+        for actor in &mut self.one {
+            actor.stop()?;
+        }
+        self.two.stop()?;
+        Ok(flow)
+    }
+
+    /// Messages, and payload.
+    fn one_way(&mut self, bytes: usize, lasting: Duration) -> Result<(Figure, Figure)> {
+        let flow = self.flow(bytes, lasting)?;
+        let seconds = flow.ns as f64 / 1e9;
+        let messages = flow.messages as f64 / seconds;
+        let bits = flow.bytes as f64 * 8.0 / seconds;
+        Ok((
+            Figure::number(metric::RATE, messages, unit::PER_SECOND).with_note(missed(&flow)),
+            Figure::number(metric::THROUGHPUT, bits, unit::BITS).with_note(missed(&flow)),
+        ))
+    }
+
+    fn both_ways(&mut self, bytes: usize, lasting: Duration) -> Result<Figure> {
+        let (send, receive) = (true, true);
+        let job = Job::Flow {
+            bytes,
+            send,
+            receive,
+            lasting: nanoseconds(lasting),
+        };
+        self.two.prepare(job)?;
+        self.first()?.prepare(job)?;
+        self.two.order(Order::Go)?;
+        self.first()?.order(Order::Go)?;
+        let flows = [self.first()?.flow(lasting)?, self.two.flow(lasting)?];
+        // Each goes on taking what the other has under way.
+        self.first()?.settle()?;
+        self.two.settle()?;
+        self.first()?.stop()?;
+        self.two.stop()?;
+        let bits = flows
+            .iter()
+            .map(|flow| flow.bytes as f64 * 8e9 / flow.ns as f64);
+        let [one, two] = &flows;
+        let note = missed(one).or_else(|| missed(two));
+        Ok(Figure::number(metric::BOTH_WAYS, bits.sum(), unit::BITS).with_note(note))
+    }
+
+    fn fairness(&mut self, bytes: usize, lasting: Duration) -> Result<Vec<Figure>> {
+        let flow = self.flow(bytes, lasting)?;
+        let shares: Vec<f64> = flow.shares.iter().map(|&share| share as f64).collect();
+        let bits = flow.bytes as f64 * 8e9 / flow.ns as f64;
+        Ok(vec![
+            Figure::number(metric::FAIRNESS, jain(&shares), unit::ONE),
+            Figure::number(metric::THROUGHPUT, bits, unit::BITS).with_note(missed(&flow)),
+        ])
+    }
+}
+
+impl Actor {
+    fn flow(&mut self, lasting: Duration) -> Result<Flow> {
+        match self.answer(lasting * 2 + GRACE)? {
+            Answer::Flow(flow) => Ok(flow),
+            other => bail!("a flow was expected, not {other:?}"),
+        }
+    }
+}
+
+fn missed(flow: &Flow) -> Option<String> {
+    (flow.missed > 0).then(|| format!("{} frames found no room", flow.missed))
+}
+
+/// A histogram of times and how often each was seen.
+///
+/// # Errors
+/// None that can be met: the bounds are good.
+pub fn histogram(times: &[(u64, u64)]) -> Result<Histogram<u64>> {
+    let mut histogram = crate::actor::histogram()?;
+    for &(time, count) in times {
+        histogram.saturating_record_n(time, count);
+    }
+    Ok(histogram)
+}
+
+/// A duration, for an actor.
+pub fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

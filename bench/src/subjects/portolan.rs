@@ -1,0 +1,206 @@
+//! Portolan as a subject: a daemon per node, its engine on the node's core beside the applications, as the relays are.
+//!
+//! Engines give the core away (`wait = "yield"`), as relays do; how they wait otherwise is what the idle cases are about.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use portolan_testbed::Daemon;
+
+use super::pair::{histogram, nanoseconds};
+use super::{About, Figure, Pair, Scene, Side, Started, Subject, metric, unit};
+use crate::actor::{Actor, Answer, Job, Order, PortRole, Role};
+use crate::cases::{Case, Wait};
+
+/// The first port of each application.
+const PORT: u16 = 10;
+/// Bound on an answer beyond the time that is measured.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// `portolan`.
+pub struct Portolan;
+
+impl Subject for Portolan {
+    fn name(&self) -> &'static str {
+        "portolan"
+    }
+
+    fn about(&self) -> About {
+        About {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            command: "portoland with [engine] wait = \"yield\", default profile, UDP over IPv4"
+                .to_owned(),
+        }
+    }
+
+    fn offers(&self, _: &Case) -> bool {
+        true
+    }
+
+    fn start<'a>(&'a self, scene: &'a Scene<'a>, cases: &[Case]) -> Result<Box<dyn Started + 'a>> {
+        let wait = match cases {
+            [Case::Idle { wait }, ..] => *wait,
+            [Case::Startup, ..] => Wait::Adaptive,
+            _ => Wait::Yield,
+        };
+        let daemon = |side| {
+            let overrides = format!(
+                "[engine]\nwait = \"{}\"\ncores = [{}]\n",
+                wait.name(),
+                scene.core(side)
+            );
+            scene.node(side).start_daemon(&overrides)
+        };
+        let daemons = [daemon(Side::One)?, daemon(Side::Two)?];
+        Ok(Box::new(Running {
+            applications: None,
+            daemons,
+            scene,
+        }))
+    }
+}
+
+struct Running<'a> {
+    /// Those that are running, and how many senders with how many ports they are.
+    applications: Option<((u16, u16), Pair)>,
+    daemons: [Daemon; 2],
+    scene: &'a Scene<'a>,
+}
+
+impl Started for Running<'_> {
+    fn measure(&mut self, case: &Case, lasting: Duration) -> Result<Vec<Figure>> {
+        match case {
+            Case::Idle { .. } => self.idle(lasting),
+            Case::Startup => self.startup(lasting),
+            Case::FanIn { senders } => self.pair(*senders, 1)?.measure(case, lasting),
+            Case::Ports { ports } => self.pair(1, *ports)?.measure(case, lasting),
+            _ => self.pair(1, 1)?.measure(case, lasting),
+        }
+    }
+}
+
+impl Running<'_> {
+    /// So many applications on side one, each with so many ports, and one on side two.
+    fn pair(&mut self, senders: u16, ports: u16) -> Result<&mut Pair> {
+        let wanted = (senders, ports);
+        if self
+            .applications
+            .as_ref()
+            .is_none_or(|(are, _)| *are != wanted)
+        {
+            self.applications = None;
+            let numbers = |first: u16| (0..ports).map(move |port| first + port);
+            let two = numbers(PORT).map(|port| (port, (1, port))).collect();
+            let two = self.application(Side::Two, two)?;
+            let mut one = Vec::new();
+            for sender in 0..senders {
+                let own = numbers(PORT + sender * ports);
+                let ports = own.zip(numbers(PORT)).map(|(own, to)| (own, (2, to)));
+                one.push(self.application(Side::One, ports.collect())?);
+            }
+            self.applications = Some((wanted, Pair { one, two }));
+        }
+        let (_, pair) = self.applications.as_mut().context("no applications")?;
+        Ok(pair)
+    }
+
+    fn application(&self, side: Side, ports: Vec<(u16, (u16, u16))>) -> Result<Actor> {
+        let role = Role::Port(PortRole {
+            socket: self.scene.node(side).socket(),
+            ports,
+        });
+        Actor::start("portolan", self.scene.actor(side), &role)
+    }
+
+    /// Nodes with an open port and nothing to do; then a message.
+    fn idle(&mut self, lasting: Duration) -> Result<Vec<Figure>> {
+        let Pair { one, two } = self.pair(1, 1)?;
+        let one = one.first_mut().context("nobody on side one")?;
+        two.prepare(Job::Await)?;
+        one.prepare(Job::Stamp)?;
+        two.order(Order::Go)?;
+        // What the first message left to do is done.
+        std::thread::sleep(lasting / 4);
+        let before = self.cpu()?;
+        std::thread::sleep(lasting);
+        let after = self.cpu()?;
+        let Pair { one, two } = self.pair(1, 1)?;
+        let one = one.first_mut().context("nobody on side one")?;
+        one.order(Order::Go)?;
+        let way = match two.answer(GRACE)? {
+            Answer::Ways(way) => way,
+            other => bail!("a way was expected, not {other:?}"),
+        };
+        match one.answer(GRACE)? {
+            Answer::Done => {}
+            other => bail!("a sender says {other:?}"),
+        }
+        two.stop()?;
+        let nodes = self.daemons.len() as f64;
+        let share = (after - before) as f64 / nanoseconds(lasting) as f64 / nodes;
+        Ok(vec![
+            Figure::number(metric::IDLE_CPU, share, unit::ONE),
+            Figure::times(metric::FIRST, histogram(&way)?),
+        ])
+    }
+
+    /// Nanoseconds that both daemons have run, all their processes.
+    fn cpu(&self) -> Result<u64> {
+        let mut ns = 0;
+        for daemon in &self.daemons {
+            let supervisor = daemon.pid();
+            for pid in children(supervisor)?.into_iter().chain([supervisor]) {
+                ns += cpu_ns(pid)?;
+            }
+        }
+        Ok(ns)
+    }
+
+    fn startup(&mut self, lasting: Duration) -> Result<Vec<Figure>> {
+        let Pair { one, two } = self.pair(1, 1)?;
+        let one = one.first_mut().context("nobody on side one")?;
+        two.prepare(Job::Echo { bytes: 64 })?;
+        let lasting_ns = nanoseconds(lasting);
+        one.prepare(Job::Startup {
+            lasting: lasting_ns,
+        })?;
+        two.order(Order::Go)?;
+        one.order(Order::Go)?;
+        let times = match one.answer(lasting + GRACE)? {
+            Answer::Startup(times) => times,
+            other => bail!("times were expected, not {other:?}"),
+        };
+        match one.answer(GRACE)? {
+            Answer::Done => {}
+            other => bail!("an application says {other:?}"),
+        }
+        two.stop()?;
+        let metrics = [metric::ATTACH, metric::OPEN, metric::FIRST_ANSWER];
+        let figures = metrics.iter().zip(&times);
+        figures
+            .map(|(metric, times)| Ok(Figure::times(metric, histogram(times)?)))
+            .collect()
+    }
+}
+
+/// Processes whose parent this is.
+fn children(pid: i32) -> Result<Vec<i32>> {
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+    let pids = text.split_ascii_whitespace().map(str::parse);
+    pids.collect::<Result<_, _>>().with_context(|| path)
+}
+
+/// Nanoseconds a process has run, all its threads.
+fn cpu_ns(pid: i32) -> Result<u64> {
+    let mut ns = 0;
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).context("threads")?;
+    for task in tasks {
+        let path = task?.path().join("schedstat");
+        let text = fs::read_to_string(&path).context("schedstat")?;
+        let first = text.split_ascii_whitespace().next().context("schedstat")?;
+        ns += first.parse::<u64>().context("schedstat")?;
+    }
+    Ok(ns)
+}
