@@ -10,7 +10,7 @@ use crate::policy::AckMode;
 const NAME_MAX: usize = 64;
 
 pub(super) const FLAG_PAYLOAD: u8 = 1;
-const FLAG_START: u8 = 2;
+pub(super) const FLAG_START: u8 = 2;
 const FLAG_HIGH: u8 = 4;
 const FLAG_ACK_NOW: u8 = 8;
 const FLAG_ACK_LAZY: u8 = 16;
@@ -24,6 +24,7 @@ pub(super) struct Emit<'b> {
 }
 
 impl Emit<'_> {
+    #[inline]
     pub(super) fn bytes(mut self, bytes: &[u8]) -> Self {
         if let Some(to) = self.to.get_mut(self.len..self.len + bytes.len()) {
             to.copy_from_slice(bytes);
@@ -31,24 +32,30 @@ impl Emit<'_> {
         }
         self
     }
+    #[inline]
     pub(super) fn u8_padded(self, value: u8) -> Self {
         self.bytes(&[value, 0, 0, 0])
     }
+    #[inline]
     pub(super) fn u16(self, value: u16) -> Self {
         self.bytes(&value.to_be_bytes())
     }
+    #[inline]
     pub(super) fn u32(self, value: u32) -> Self {
         self.bytes(&value.to_be_bytes())
     }
+    #[inline]
     pub(super) fn u64(self, value: u64) -> Self {
         self.bytes(&value.to_be_bytes())
     }
 
+    #[inline]
     pub(super) fn payload(self, payload: Payload) -> Self {
         self.to[1] |= FLAG_PAYLOAD;
         self.u16(payload.len).u16(0).u32(payload.crc)
     }
 
+    #[inline]
     pub(super) fn stream(self, stream: &StreamRef) -> Self {
         if stream.priority != 0 {
             self.to[1] |= FLAG_HIGH;
@@ -58,6 +65,7 @@ impl Emit<'_> {
             .u32(stream.epoch)
     }
 
+    #[inline]
     pub(super) fn start(self, start: Option<u32>) -> Self {
         match start {
             None => self,
@@ -68,6 +76,7 @@ impl Emit<'_> {
         }
     }
 
+    #[inline]
     pub(super) fn ack_mode(self, mode: AckMode) -> Self {
         self.to[1] |= match mode {
             AckMode::Policy => 0,
@@ -126,6 +135,24 @@ fn name_prefix(name: &str) -> &str {
 
 // ---- reading ----
 
+/// The priority that a chunk's flags say.
+#[inline]
+pub(super) fn priority(flags: u8) -> u8 {
+    u8::from(flags & FLAG_HIGH != 0)
+}
+
+/// When a message's sender wants its acknowledgement.
+#[inline]
+pub(super) fn ack_mode(flags: u8) -> AckMode {
+    if flags & FLAG_ACK_NOW != 0 {
+        AckMode::Immediate
+    } else if flags & FLAG_ACK_LAZY != 0 {
+        AckMode::Lazy
+    } else {
+        AckMode::Policy
+    }
+}
+
 /// What is left of a chunk header being read.
 pub(super) struct Fields<'a> {
     pub flags: u8,
@@ -133,6 +160,7 @@ pub(super) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
+    #[inline]
     pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
         let (head, rest) = self
             .rest
@@ -141,48 +169,43 @@ impl<'a> Fields<'a> {
         self.rest = rest;
         Ok(*head)
     }
+    #[inline]
     pub(super) fn u8_padded(&mut self) -> Result<u8, WireError> {
         Ok(self.array::<4>()?[0])
     }
+    #[inline]
     pub(super) fn u16(&mut self) -> Result<u16, WireError> {
         Ok(u16::from_be_bytes(self.array()?))
     }
+    #[inline]
     pub(super) fn u32(&mut self) -> Result<u32, WireError> {
         Ok(u32::from_be_bytes(self.array()?))
     }
+    #[inline]
     pub(super) fn u64(&mut self) -> Result<u64, WireError> {
         Ok(u64::from_be_bytes(self.array()?))
     }
 
+    #[inline]
     pub(super) fn stream(&mut self) -> Result<StreamRef, WireError> {
         let (sender_port, receiver_port) = (self.u16()?, self.u16()?);
         if sender_port >= PORTS || receiver_port >= PORTS {
             return Err(WireError::ChunkField);
         }
-        let priority = u8::from(self.flags & FLAG_HIGH != 0);
         Ok(StreamRef {
             sender_port,
             receiver_port,
-            priority,
+            priority: priority(self.flags),
             epoch: self.u32()?,
         })
     }
 
+    #[inline]
     pub(super) fn start(&mut self) -> Result<Option<u32>, WireError> {
         if self.flags & FLAG_START != 0 {
             self.u32().map(Some)
         } else {
             Ok(None)
-        }
-    }
-
-    pub(super) fn ack_mode(&self) -> AckMode {
-        if self.flags & FLAG_ACK_NOW != 0 {
-            AckMode::Immediate
-        } else if self.flags & FLAG_ACK_LAZY != 0 {
-            AckMode::Lazy
-        } else {
-            AckMode::Policy
         }
     }
 

@@ -9,7 +9,7 @@ use super::*;
 use crate::policy::AckMode;
 
 mod hostile;
-mod random;
+pub(super) mod random;
 
 const HEADER: FrameHeader = FrameHeader {
     src_node: 7,

@@ -6,7 +6,7 @@
 //! [`PayloadWriter::finish`] seals the headers. No allocation, nothing moved. The two types make the wrong order impossible.
 
 use super::chunk::Chunk;
-use super::codec::{LONGEST, PAYLOAD_CRC_AT, encode};
+use super::codec::{LONGEST, PAYLOAD_CRC_AT, encode, header_len};
 use super::frame::{FRAME_HEADER_LEN, FrameHeader};
 
 /// Most chunks in one frame this build writes; it reads up to 255.
@@ -59,8 +59,7 @@ impl<'a> FrameWriter<'a> {
     /// Adds a chunk with its payload's length; the payload's CRC may still be unknown. Returns the chunk's index in the frame.
     /// A path probe needs room for its size, and the frame will be padded to it.
     pub fn push(&mut self, chunk: &Chunk<'_>) -> Result<usize, Full> {
-        let mut header = [0; LONGEST];
-        let len = encode(chunk, &mut header);
+        let len = header_len(chunk);
         let header_end = self.header_len + len;
         let payload_len = chunk.payload().map_or(0, |payload| payload.len);
         let payload_end = self.payload_len + usize::from(payload_len);
@@ -74,7 +73,16 @@ impl<'a> FrameWriter<'a> {
         {
             return Err(Full);
         }
-        self.frame[self.header_len..header_end].copy_from_slice(&header[..len]);
+        let to = &mut self.frame[self.header_len..];
+        match to.first_chunk_mut() {
+            // What is overwritten behind it comes later.
+            Some(to) => _ = encode(chunk, to),
+            None => {
+                let mut header = [0; LONGEST];
+                encode(chunk, &mut header);
+                to[..len].copy_from_slice(&header[..len]);
+            }
+        }
         // Both fit u16: the frame is at most 65535 bytes long.
         self.slots[self.chunks] = Slot {
             header: self.header_len as u16,
@@ -89,7 +97,7 @@ impl<'a> FrameWriter<'a> {
 
     /// How many payload bytes a chunk may bring whose header, without payload, is `chunk`'s; `None` if not even the header fits.
     pub fn room_for(&self, chunk: &Chunk<'_>) -> Option<usize> {
-        let header_end = self.header_len + encode(chunk, &mut [0; LONGEST]);
+        let header_end = self.header_len + header_len(chunk);
         if self.chunks == MAX_CHUNKS || header_end > HEADER_AREA_MAX {
             return None;
         }

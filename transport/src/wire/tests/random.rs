@@ -10,7 +10,7 @@ use super::super::frame::FRAME_HEADER_LEN;
 use super::*;
 
 /// Any chunk the writer can be asked for, well formed, with its payload.
-fn any_chunk() -> impl Strategy<Value = (Chunk<'static>, Vec<u8>)> {
+pub(in crate::wire) fn any_chunk() -> impl Strategy<Value = (Chunk<'static>, Vec<u8>)> {
     let fields = (
         0..256u16,
         0..256u16,
