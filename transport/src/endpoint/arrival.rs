@@ -22,7 +22,7 @@ use super::{NACK_GAP, NACK_NO_BUFFER};
 use crate::host::{Host, NoBuffer};
 use crate::ident::{Nanos, serial_lt};
 use crate::policy::{AckMode, Recovery};
-use crate::wire::{Chunk, PayloadView};
+use crate::wire::{Chunk, PayloadView, StreamRef};
 
 /// What a first chunk is.
 #[derive(Clone, Copy)]
@@ -86,13 +86,20 @@ impl Endpoint {
             Chunk::Close { stream, .. } => return self.on_close(peer, &stream, host),
             _ => return,
         };
-        let Some(key) = self.key_of(peer, &stream, false) else {
-            self.counters.protocol_violations += 1;
-            return;
-        };
-        let Some(slot) = self.stream_for(now, peer, key, &stream, start, (number, first), host)
-        else {
-            return;
+        let slot = match self.named_before(peer, &stream) {
+            Some(slot) => slot,
+            None => {
+                let Some(key) = self.key_of(peer, &stream, false) else {
+                    self.counters.protocol_violations += 1;
+                    return;
+                };
+                let slot = self.stream_for(now, peer, key, &stream, start, (number, first), host);
+                self.named = slot;
+                let Some(slot) = slot else {
+                    return;
+                };
+                slot
+            }
         };
         let Some(entry) = self.receive.get_mut(slot) else {
             return;
@@ -114,6 +121,13 @@ impl Endpoint {
         if let First::Probe { .. } = first {
             self.tell_state(slot);
         }
+    }
+
+    /// The stream that an earlier chunk of this frame named, if this one names it too. Its row says all that it is named by.
+    fn named_before(&self, peer: u32, stream: &StreamRef) -> Option<u32> {
+        let slot = self.named?;
+        let row = self.receive.get(slot)?;
+        (row.peer == peer && row.wire() == *stream).then_some(slot)
     }
 
     /// A number too early for a receiver that takes them in order only.

@@ -242,6 +242,8 @@ pub struct Endpoint {
     send_index: BTreeMap<StreamKey, u32>,
     send: Slab<SendStream>,
     receive_index: BTreeMap<StreamKey, u32>,
+    /// The receiving stream that the frame being handled named last: short messages of one stream come by the dozen.
+    named: Option<u32>,
     receive: Slab<ReceiveStream>,
     longs: Slab<LongMessage>,
     grants: Grants,
@@ -278,6 +280,7 @@ impl Endpoint {
             send_index: BTreeMap::new(),
             send: Slab::new(),
             receive_index: BTreeMap::new(),
+            named: None,
             receive: Slab::new(),
             longs: Slab::new(),
             grants: Grants::default(),
@@ -344,9 +347,15 @@ impl Endpoint {
             .ok_or(FrameError::UnknownPeer)?;
         self.counters.chunks_unknown += u64::from(frame.unknown_chunks());
         let (mut admitted, mut refused, mut known_chunks) = (None, None, 0);
+        self.named = None;
         for (chunk, view) in frame.chunks() {
             self.counters.chunks_received += 1;
             known_chunks += 1;
+            match chunk {
+                // Whose port is whose may be another matter after any of these three.
+                Chunk::Hello(_) | Chunk::HelloAck(_) | Chunk::Reset { .. } => self.named = None,
+                _ => {}
+            }
             match chunk {
                 Chunk::Hello(hello) => self.on_hello(now, from, &header, &hello, host)?,
                 Chunk::HelloAck(hello) => {

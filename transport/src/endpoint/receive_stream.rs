@@ -249,6 +249,9 @@ impl ReceiveStream {
 
     /// Whether the next commit would lose an unconfirmed NULL.
     pub(super) fn nulled_full(&self) -> bool {
+        if self.nulled() == 0 {
+            return false;
+        }
         let (_, after) = after_commit(self.base, self.bits, self.base, false);
         (after & 0xffff).count_ones() < self.nulled().count_ones()
     }
@@ -272,11 +275,12 @@ impl ReceiveStream {
     /// Takes a missing number in; the caller checked that it lies in the window.
     pub(super) fn accept(&mut self, number: u32, incoming: Incoming) {
         let index = number.wrapping_sub(self.base) as usize;
-        while self.messages.len() <= index {
+        while self.messages.len() < index {
             self.messages.push_back(Incoming::bare(Kind::Missing));
         }
-        if let Some(place) = self.messages.get_mut(index) {
-            *place = incoming;
+        match self.messages.get_mut(index) {
+            Some(place) => *place = incoming,
+            None => self.messages.push_back(incoming),
         }
         self.stalled = false;
         self.no_buffer = self.no_buffer.filter(|&refused| refused != number);
@@ -317,12 +321,14 @@ impl ReceiveStream {
     pub(super) fn advance(&mut self, base: u32, bits: u32) {
         for _ in 0..base.wrapping_sub(self.base) {
             let over = self.messages.pop_front();
-            self.acks.shift();
             let refused = over.is_some_and(|m| m.kind == Kind::Refused);
             self.refused = self.refused << 1 & 0xffff | u32::from(refused);
-            // What was not told one by one yet is told with the rest.
-            if self.exact && self.ends & 1 != 0 {
-                self.acks.set(0);
+            if self.exact {
+                self.acks.shift();
+                // What was not told one by one yet is told with the rest.
+                if self.ends & 1 != 0 {
+                    self.acks.set(0);
+                }
             }
             self.ends >>= 1;
         }

@@ -300,7 +300,9 @@ impl Endpoint {
                 Turn::Sent => {
                     blocked = 0;
                     stream.starved = false;
-                    entry.active[class].rotate_left(1);
+                    if entry.active[class].len() > 1 {
+                        entry.active[class].rotate_left(1);
+                    }
                     if !self.config.policy.coalesce {
                         return true; // a frame of its own
                     }
