@@ -169,6 +169,9 @@ impl Endpoint {
         let Some(entry) = self.peers.get_mut(slot) else {
             return true;
         };
+        if !entry.hello_ack_due && !entry.hello_due {
+            return false;
+        }
         let mut hello = Hello {
             incarnation: self.config.incarnation,
             echo: entry.echo,

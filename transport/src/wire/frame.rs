@@ -134,7 +134,8 @@ impl FrameHeader {
         bytes[32..36].copy_from_slice(&self.credit_limit.to_be_bytes());
         bytes[36..40].copy_from_slice(&self.sent_at.to_be_bytes());
         bytes[40..44].copy_from_slice(&self.echo.to_be_bytes());
-        let crc = header_crc(area);
+        bytes[CRC_AT..].fill(0);
+        let crc = crc32c_append(0, area);
         area[CRC_AT..FRAME_HEADER_LEN].copy_from_slice(&crc.to_be_bytes());
     }
 }
