@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 /// libc's copies by SSE2 everywhere, whatever the processor has.
-const NO_AVX: &str = "glibc.cpu.hwcaps=-AVX2,-AVX,-AVX512F,-ERMS,-FSRM";
+const NO_AVX: &str = "glibc.cpu.hwcaps=-AVX2,-AVX,-AVX512F,-AVX_Fast_Unaligned_Load,-ERMS,-FSRM";
 
 /// Instructions that a program takes inside of functions of this name.
 pub fn count(program: &Command, inside: &str) -> Result<u64> {
