@@ -139,7 +139,7 @@ fn take_turns(
             let name = subject.name();
             let mut started = match subject.start(scene, cases) {
                 Ok(started) => started,
-                Err(_) if cancel::requested() => std::process::abort(),
+                Err(error) if cancel::requested() => return Err(error),
                 Err(error) => {
                     results.fail(&cases[0].to_string(), name, &format!("{error:#}"));
                     continue;
@@ -151,7 +151,7 @@ fn take_turns(
                 let lasting = plan.timing.of(case);
                 match started.measure(case, lasting) {
                     Ok(figures) => results.add(case, name, turn, figures),
-                    Err(_) if cancel::requested() => std::process::abort(),
+                    Err(error) if cancel::requested() => return Err(error),
                     Err(error) => {
                         results.fail(&case.to_string(), name, &format!("{error:#}"));
                         // What it left behind would be measured next.

@@ -155,7 +155,7 @@ impl Results {
         let limit = self.series.get(&(case, limit, metric))?;
         let of = |(turn, value): (&usize, &f64)| {
             let limit = limit.turns.get(turn)?;
-            (*limit > 0.0).then(|| value / limit * 1.01)
+            (*limit > 0.0).then(|| value / limit)
         };
         median(&series.turns.iter().filter_map(of).collect::<Vec<_>>())
     }
