@@ -9,7 +9,7 @@ use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use harness::crowd::{all_go_on, all_is_well, begin, talk};
+use harness::crowd::{all_go_on, all_is_well, all_talk, begin, talk};
 use harness::exchange::options;
 use harness::talker::Talking;
 use harness::{Cluster, STEP, until};
@@ -148,26 +148,55 @@ fn a_send_ends_while_the_interface_is_down() {
     );
 }
 
-// The MTU of one end becomes smaller, then larger than ever, under load with letters longer than any frame. Expect: it is followed down and
-// up to what the node was made with, and nothing is lost.
+/// Changes the MTU of one end under load with letters longer than any frame.
+fn follow_the_mtu(cluster: &Cluster, changes: &[(u32, u32)]) {
+    let mut all = both_ways(cluster);
+    for &(mtu, followed) in changes {
+        let before = cluster.daemon(1).engine_pids().unwrap();
+        set(cluster, 1, &format!("mtu {mtu}"));
+        let status = wait(cluster, 1, "the MTU is followed", |status| {
+            let engine = &status["engines"][0];
+            status["node"]["mtu"] == followed
+                && engine["state"] == "running"
+                && engine["pid"] != before[0]
+        });
+        assert_eq!(status["node"]["mtu_configured"], 1500);
+        // Also the only recovery: nobody who took over was fenced for not having done so.
+        let last = &status["engines"][0]["last_recovery"];
+        assert_eq!(last["cause"], "interface", "{status}");
+        all_go_on(&mut all);
+    }
+    let status = cluster.daemon(1).status().unwrap();
+    assert_eq!(status["engines"][0]["restarts"], changes.len(), "{status}");
+    all_is_well(all);
+}
+
+// The MTU of one end becomes smaller, then larger than ever. Expect: it is followed down and up to what the node was made with, with one
+// takeover each, and nothing is lost.
 #[test]
 fn the_mtu_is_followed() {
     let cluster = Cluster::start(Lab::builder().mtu(1500));
-    let mut all = both_ways(&cluster);
-    for (mtu, followed) in [(1300, 1300), (700, 700), (1600, 1500)] {
-        let before = cluster.daemon(1).engine_pids().unwrap();
-        set(&cluster, 1, &format!("mtu {mtu}"));
-        wait(&cluster, 1, "the MTU is followed", |status| {
-            let engine = &status["engines"][0];
-            status["node"]["mtu"] == followed
-                && status["node"]["mtu_configured"] == 1500
-                && engine["state"] == "running"
-                && engine["pid"] != before[0]
-                && engine["last_recovery"]["cause"] == "interface"
-        });
-        all_go_on(&mut all);
-    }
-    all_is_well(all);
+    let changes = [
+        (1300, 1300),
+        (700, 700),
+        (1600, 1500),
+        (900, 900),
+        (1500, 1500),
+    ];
+    follow_the_mtu(&cluster, &changes);
+    // Too small for anybody.
+    set(&cluster, 1, "mtu 575");
+    wait_state(&cluster, 1, "down");
+    set(&cluster, 1, "mtu 1500");
+    wait_state(&cluster, 1, "up");
+}
+
+// The same without standbys. Expect: the same, with a pause of a process start.
+#[test]
+fn the_mtu_is_followed_without_standbys() {
+    let builder = Lab::builder().mtu(1500);
+    let cluster = Cluster::start_with(builder, "[recovery]\nstandby = false\n");
+    follow_the_mtu(&cluster, &[(1300, 1300), (1600, 1500)]);
 }
 
 /// The XDP link of a node's supervisor.
@@ -245,16 +274,17 @@ fn another_program_is_left_alone_until_it_goes() {
     all_is_well(all);
 }
 
-/// Makes the veth pair of a lab of two nodes again, with other indices.
-fn recreate(cluster: &Cluster) {
+/// Makes the veth pair of a lab of two nodes again, with other indices, and node 1's end with this MAC.
+fn recreate(cluster: &Cluster, mac: &str) {
     let [one, two] = [1, 2].map(|id| cluster.lab.node(id));
+    let queues = cluster.lab.spec().queues;
+    let both = format!("numtxqueues {queues} numrxqueues {queues}");
     ip(
         cluster,
         1,
         &format!(
-            "link add name {} index 4711 address {} type veth peer name {} address {} netns {}",
+            "link add name {} index 4711 address {mac} {both} type veth peer name {} address {} {both} netns {}",
             one.interface(),
-            one.mac(),
             two.interface(),
             two.mac(),
             two.namespace_name()
@@ -285,7 +315,7 @@ fn delete(cluster: &Cluster) {
 }
 
 fn make_again(cluster: &Cluster) {
-    recreate(cluster);
+    recreate(cluster, &cluster.lab.node(1).mac());
     for node in [1, 2] {
         wait_state(cluster, node, "up");
     }
@@ -314,34 +344,130 @@ fn a_send_ends_while_there_is_no_interface() {
     sends_end(&cluster, || delete(&cluster), || make_again(&cluster));
 }
 
-// The same, then the supervisor of a node is killed. Expect: its successor finds in the store what belongs to the new interface, and goes on.
+// The interface of a node with two queues is given another MAC, then deleted and made again with a third, under load between and within
+// nodes that ask the kernel for each other's MAC. Expect: everything goes on.
 #[test]
-fn a_successor_goes_on_with_the_new_interface() {
-    let cluster = Cluster::start_as(Lab::builder(), |_| DaemonOptions {
+fn another_mac_and_several_queues() {
+    let lab = Lab::builder().queues(2).build().unwrap();
+    let other = |id: u16| lab.node(3 - id);
+    let peers = [1, 2].map(|id| {
+        let (peer, address) = (other(id), other(id).ipv4());
+        let (number, name) = (peer.id(), peer.name());
+        format!("{PATIENT}[[peer]]\nid = {number}\nname = \"{name}\"\naddress = \"{address}\"\n")
+    });
+    let cluster = Cluster::start_in(lab, |id| peers[usize::from(id) - 1].clone());
+    let mut all = all_talk(&cluster, &[(1, 10), (1, 11), (2, 11)]);
+    let before = incarnations(&cluster);
+    for (mac, recreated) in [("02:00:00:01:00:01", false), ("02:00:00:02:00:01", true)] {
+        if recreated {
+            delete(&cluster);
+            recreate(&cluster, mac);
+        } else {
+            set(&cluster, 1, &format!("address {mac}"));
+        }
+        wait(&cluster, 1, "the MAC is ours", |status| {
+            status["node"]["mac"] == mac && status["node"]["interface_state"] == "up"
+        });
+        all_go_on(&mut all);
+    }
+    assert_eq!(incarnations(&cluster), before);
+    all_is_well(all);
+}
+
+fn managed() -> Cluster {
+    Cluster::start_as(Lab::builder(), |_| DaemonOptions {
         overrides: PATIENT.to_owned(),
         manager: Some(ManagerOptions::default()),
         ..DaemonOptions::default()
+    })
+}
+
+/// Kills the supervisor of node 1 and waits for its successor.
+fn kill_supervisor(cluster: &Cluster) {
+    let supervisor = Pid::from_raw(cluster.daemon(1).pid()).unwrap();
+    kill_process(supervisor, Signal::KILL).unwrap();
+    until("another supervisor serves", STEP, || {
+        let log = cluster.daemon(1).log();
+        log.contains("node goes on").then_some(())
     });
+}
+
+// An interface is made again, and its MTU set, then the supervisor is killed. Expect: its successor finds in the store what belongs to the new
+// interface, and goes on.
+#[test]
+fn a_successor_goes_on_with_the_new_interface() {
+    let cluster = managed();
     let mut all = both_ways(&cluster);
     let before = incarnations(&cluster);
     delete(&cluster);
     make_again(&cluster);
     all_go_on(&mut all);
+    let follows = |what, mtu| {
+        wait(&cluster, 1, what, |status| status["node"]["mtu"] == mtu);
+    };
     set(&cluster, 1, "mtu 1300");
-    wait(&cluster, 1, "the MTU is followed", |status| {
-        status["node"]["mtu"] == 1300
-    });
-    let supervisor = cluster.daemon(1).pid();
-    kill_process(Pid::from_raw(supervisor).unwrap(), Signal::KILL).unwrap();
-    until("another supervisor serves", STEP, || {
-        let log = cluster.daemon(1).log();
-        log.contains("node goes on").then_some(())
-    });
+    follows("the MTU is followed", 1300);
+    kill_supervisor(&cluster);
     wait_state(&cluster, 1, "up");
-    wait(&cluster, 1, "the MTU is still followed", |status| {
-        status["node"]["mtu"] == 1300
-    });
+    follows("the MTU is still followed", 1300);
+    all_go_on(&mut all);
+    // More than memory is laid out for is no reason to begin anew.
+    set(&cluster, 1, "mtu 4000");
+    follows("the MTU is followed up to what there is room for", 1500);
+    kill_supervisor(&cluster);
+    wait_state(&cluster, 1, "up");
     all_go_on(&mut all);
     assert_eq!(incarnations(&cluster), before);
     all_is_well(all);
+}
+
+// The supervisor is killed while there is no interface. Expect: its successor waits for one, like itself.
+#[test]
+fn a_successor_waits_for_the_interface() {
+    let cluster = managed();
+    let mut all = both_ways(&cluster);
+    let before = incarnations(&cluster);
+    delete(&cluster);
+    kill_supervisor(&cluster);
+    wait_state(&cluster, 1, "gone");
+    make_again(&cluster);
+    all_go_on(&mut all);
+    assert_eq!(incarnations(&cluster), before);
+    all_is_well(all);
+}
+
+// The interface becomes another while no supervisor looks. Expect: the next one finds that out.
+#[test]
+fn a_successor_finds_another_interface() {
+    let cluster = managed();
+    let mut all = both_ways(&cluster);
+    let before = incarnations(&cluster);
+    let supervisor = Pid::from_raw(cluster.daemon(1).pid()).unwrap();
+    kill_process(supervisor, Signal::STOP).unwrap();
+    let interface = cluster.lab.node(1).interface();
+    ip(&cluster, 1, &format!("link delete {interface}"));
+    wait_state(&cluster, 2, "gone");
+    recreate(&cluster, &cluster.lab.node(1).mac());
+    kill_supervisor(&cluster);
+    for node in [1, 2] {
+        wait_state(&cluster, node, "up");
+    }
+    all_go_on(&mut all);
+    assert_eq!(incarnations(&cluster), before);
+    all_is_well(all);
+}
+
+// A node whose interface is down when it starts. Expect: it starts, says so, and works when the interface is up.
+#[test]
+fn a_node_starts_while_its_interface_is_down() {
+    let lab = Lab::builder().build().unwrap();
+    let interface = lab.node(1).interface();
+    let mut down = lab.node(1).command("ip");
+    down.args(["link", "set", "dev", &interface, "down"]);
+    assert!(down.status().unwrap().success());
+    let cluster = Cluster::start_in(lab, |_| PATIENT.to_owned());
+    wait_state(&cluster, 1, "down");
+    set(&cluster, 1, "up");
+    wait_state(&cluster, 1, "up");
+    all_is_well(both_ways(&cluster));
 }

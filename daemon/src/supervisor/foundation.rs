@@ -40,13 +40,13 @@ pub(super) struct Foundation {
 }
 
 /// What a foundation is made for.
-pub(super) struct Plan<'a> {
-    pub config: &'a Config,
-    pub layout: &'a XskConfig,
+pub(super) struct Plan {
+    pub config: Config,
+    pub layout: XskConfig,
     pub mtu: u16,
 }
 
-impl Plan<'_> {
+impl Plan {
     pub fn geometry(&self) -> LedgerGeometry {
         self.config
             .ledger_geometry(self.layout.layout.chunks() as u32)
@@ -57,7 +57,7 @@ impl Plan<'_> {
         Manifest {
             abi: Abi::OURS,
             incarnation,
-            basis: manifest::basis(self.config, self.mtu, frames),
+            basis: manifest::basis(&self.config, self.mtu, frames),
         }
     }
 
@@ -104,12 +104,12 @@ impl Drop for SocketFile<'_> {
 impl Foundation {
     /// Makes everything anew and stores it. Privileges are dropped in between by `drop_privileges`, after what needs all of them.
     pub fn lay(
-        plan: &Plan<'_>,
+        plan: &Plan,
         store: &mut Store,
         lock: OwnedFd,
         drop_privileges: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<Self> {
-        let config = plan.config;
+        let config = &plan.config;
         let mut held = vec![(Name::Lock, Arc::new(lock))];
         held.extend(
             (0..)
@@ -151,12 +151,12 @@ impl Foundation {
 
     /// Goes on with a predecessor's, to which there is no objection.
     pub fn resume(
-        plan: &Plan<'_>,
+        plan: &Plan,
         store: &mut Store,
         left: Predecessor,
         drop_privileges: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<Self> {
-        let config = plan.config;
+        let config = &plan.config;
         let (manifest, manifest_fd) = left.manifest;
         let mut held = vec![
             (Name::Manifest, Arc::new(manifest_fd)),
@@ -177,21 +177,8 @@ impl Foundation {
         };
         drop_privileges()?;
 
+        // Whether the program is still on the interface is looked at, and seen to, once the supervisor runs.
         let steer = Steer::adopt(left.steer, steering::steered_queues(config))?;
-        let attached = steer.attached_to()? == config.interface_facts.index;
-        let steer = if attached {
-            steer
-        } else {
-            tracing::warn!("somebody detached the steering program: attached again");
-            drop(steer);
-            fresh.extend([
-                Name::XdpLink,
-                Name::XdpProgram,
-                Name::XdpSockets,
-                Name::XdpCounters,
-            ]);
-            steering::attach(config)?
-        };
         let queues: Result<_, _> = (left.queues.into_iter())
             .map(|queue| restore_queue(plan, queue))
             .collect();
@@ -240,8 +227,8 @@ impl Foundation {
     }
 }
 
-fn queue_memory(plan: &Plan<'_>, incarnation: u64, nic_queue: u32) -> anyhow::Result<QueueMemory> {
-    let (config, xsk) = (plan.config, plan.layout);
+fn queue_memory(plan: &Plan, incarnation: u64, nic_queue: u32) -> anyhow::Result<QueueMemory> {
+    let (config, xsk) = (&plan.config, &plan.layout);
     let geometry = plan.geometry();
     let (ledger_fd, ledger) =
         memory::create_ledger(geometry, incarnation).context("the ledger cannot be made")?;
@@ -270,7 +257,7 @@ fn queue_memory(plan: &Plan<'_>, incarnation: u64, nic_queue: u32) -> anyhow::Re
     })
 }
 
-fn restore_queue(plan: &Plan<'_>, left: LeftQueue) -> anyhow::Result<QueueMemory> {
+fn restore_queue(plan: &Plan, left: LeftQueue) -> anyhow::Result<QueueMemory> {
     let geometry = plan.geometry();
     let ledger = LedgerMapping::map(&left.ledger, geometry).context("the ledger")?;
     let kept = left.xsk.try_clone()?;

@@ -15,10 +15,10 @@
 //! | no such interface | gone | |
 //! | another index or MAC, or a removal was heard | gone | everything that is bound to it anew, once it is up |
 //! | our program is not on it | stripped | put it on again |
-//! | not up, or without a carrier | down | |
+//! | not up, without a carrier, or with an MTU below 576 | down | |
 //! | else | up | |
 //!
-//! and, unless it is gone, an MTU other than the engines': new lives for them. What is to do is named at every look until it is done.
+//! and, unless it is gone or that MTU is too small for anybody, an MTU other than the engines': new lives for them. What is to do is named at every look until it is done.
 //!
 //! **Rejected.** To go by the messages' contents: two states of truth, and the kernel sends none when an XDP link is detached
 //! (`BPF_LINK_DETACH`), for which the interface is looked at once per second anyway.
@@ -34,7 +34,7 @@ const LEAST_MTU: u16 = 576;
 pub enum State {
     /// In order.
     Up,
-    /// Set down, or without a carrier.
+    /// Set down, without a carrier, or with an MTU that is too small for us.
     Down,
     /// Our program is not on it, so no frame comes.
     Stripped,
@@ -158,7 +158,8 @@ impl Interface {
             };
         }
         let stripped = look.attached_to.is_some_and(|index| index != self.index);
-        self.state = match (stripped, link.up && link.carrier) {
+        let carries = link.mtu >= u32::from(LEAST_MTU);
+        self.state = match (stripped, link.up && link.carrier && carries) {
             (true, _) => State::Stripped,
             (false, true) => State::Up,
             (false, false) => State::Down,
@@ -168,7 +169,7 @@ impl Interface {
             todo.push(Todo::Attach);
         }
         let mtu = self.bounded(link.mtu);
-        if mtu != self.mtu {
+        if mtu != self.mtu && carries {
             todo.push(Todo::Mtu(mtu));
         }
         todo
@@ -256,7 +257,7 @@ mod tests {
         let mut interface = interface();
         for (mtu, told) in [
             (1400, 1400),
-            (68, 576),
+            (576, 576),
             (9000, 1500),
             (u32::MAX, 1500),
             (1499, 1499),
@@ -273,6 +274,9 @@ mod tests {
             interface.told(told);
             assert_eq!(judged(&mut interface, look), (State::Up, vec![]));
         }
+        // Too small for anybody: as good as down, and nothing is to be done about it.
+        let look = with(|link| link.mtu = 575);
+        assert_eq!(judged(&mut interface, look), (State::Down, vec![]));
     }
 
     // The program is off, or somewhere else, or nobody knows.

@@ -124,10 +124,12 @@ impl Supervisor {
             match state {
                 State::Up => tracing::info!(interface, before, "the interface is up"),
                 State::Down => {
+                    let mtu = look.link.map(|link| link.mtu);
                     tracing::warn!(
                         interface,
                         before,
-                        "the interface is down: nothing is sent or received until it is up"
+                        mtu,
+                        "the interface is down, or its MTU is below 576: nothing is sent or received until that changes"
                     );
                 }
                 State::Stripped => {

@@ -29,7 +29,7 @@ use super::store::inherit::Inherited;
 use super::store::notify::Notifier;
 use super::store::predecessor::{self, Left, Predecessor};
 use super::store::{Store, handover, manifest};
-use super::surroundings::ThisMachine;
+use super::surroundings::{AsItWas, Interface, ThisMachine};
 use super::{Ended, Parts, Supervisor, privileges, steering};
 use crate::engine_link::{Encap, xsk_config};
 use crate::xsk::XskConfig;
@@ -46,28 +46,28 @@ const BACKLOG: i32 = 4096;
 pub fn run(file: &Path) -> anyhow::Result<()> {
     // First: before anything else can have these numbers.
     let inherited = Inherited::from_environment();
-    let config = Config::load(file, &ThisMachine)?;
     let kernel = running_kernel()?;
+    let was = inherited.interface();
+    let mut plan = self::plan(file, &kernel, was.clone())?;
     tracing::info!("{}", kernel.describe());
     if cfg!(feature = "volatile") {
         tracing::warn!("built to be measured: nothing survives the death of an engine");
     }
     privileges::check().map_err(anyhow::Error::msg)?;
-    let mtu = config.mtu().min(kernel.max_mtu());
-    // What runs may be laid out for more than the interface carries for the moment: engines are told that.
-    let mtu = inherited.mtu().unwrap_or(mtu).max(mtu);
-    let layout = layout(&config, mtu)?;
-    log_memory(&config, &layout);
-
     privileges::raise_descriptor_limit();
-    let plan = Plan {
-        config: &config,
-        layout: &layout,
-        mtu,
-    };
     let manager = Notifier::from_environment().context("the service manager")?;
     let mut store = Store::new(manager);
     let (left, lock) = predecessor(&plan, inherited, &store)?;
+    if left.is_none() && was.is_some() {
+        // What is made anew is made for the interface as it is.
+        plan = self::plan(file, &kernel, None)?;
+    }
+    let Plan {
+        config,
+        layout,
+        mtu,
+    } = &plan;
+    log_memory(config, layout);
     let signals = signals(store.outlives_us()).context("signals cannot be caught")?;
     let drop_privileges = || privileges::drop_the_rest().context("capabilities cannot be dropped");
     let foundation = match (left, lock) {
@@ -91,7 +91,7 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
     );
     let mut supervisor = Supervisor::new(Parts {
         incarnation: foundation.incarnation,
-        mtu,
+        mtu: *mtu,
         kernel,
         queues: foundation.queues,
         crossings: foundation.crossings,
@@ -99,7 +99,7 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
         stop: signals.stop,
         leave: signals.leave,
         launcher: Box::new(launcher),
-        sockets: Box::new(KernelSockets::new(&config, layout)),
+        sockets: Box::new(KernelSockets::new(config, *layout)),
         steering: Box::new(foundation.steer),
         resolve_neighbours: true,
         watch_interface: true,
@@ -119,6 +119,26 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What the node is to be made for, or is made for if a predecessor's interface is given: that may be gone or another by now, or carry less or more
+/// than memory is laid out for.
+fn plan(file: &Path, kernel: &Support, was: Option<(String, Interface)>) -> anyhow::Result<Plan> {
+    let laid_out = was.as_ref().map(|(_, interface)| interface.mtu);
+    let mut config = match was {
+        Some(interface) => Config::load(file, &AsItWas { interface })?,
+        None => Config::load(file, &ThisMachine)?,
+    };
+    if let Some(mtu) = laid_out {
+        config.interface_facts.mtu = mtu;
+    }
+    let mtu = config.mtu().min(kernel.max_mtu());
+    let layout = layout(&config, mtu)?;
+    Ok(Plan {
+        config,
+        layout,
+        mtu,
+    })
+}
+
 /// What a store holds is of another version: its engines go on, but not with us.
 #[derive(Debug, thiserror::Error)]
 #[error(
@@ -133,7 +153,7 @@ impl ForeignStore {
 
 /// What to go on with, or the lock of what was cleared away.
 fn predecessor(
-    plan: &Plan<'_>,
+    plan: &Plan,
     inherited: Inherited,
     store: &Store,
 ) -> anyhow::Result<(Option<Box<Predecessor>>, Option<OwnedFd>)> {

@@ -95,6 +95,42 @@ impl Surroundings for ThisMachine {
     }
 }
 
+/// This machine, for a supervisor that goes on with what a predecessor left: that belongs to the interface as the predecessor knew it. If
+/// it is gone or another by now, the supervisor sees to that once it runs ([`super::interface`]).
+#[derive(Debug)]
+pub struct AsItWas {
+    /// The interface's name, and what it was like.
+    pub interface: (String, Interface),
+}
+
+impl Surroundings for AsItWas {
+    fn interface(&self, name: &str) -> io::Result<Option<Interface>> {
+        let now = ThisMachine.interface(name)?;
+        let (known, was) = &self.interface;
+        let same = |now: &Interface| (now.index, now.mac) == (was.index, was.mac);
+        if known != name || now.as_ref().is_some_and(same) {
+            return Ok(now);
+        }
+        Ok(Some(was.clone()))
+    }
+
+    fn user(&self, name: &str) -> Option<Account> {
+        ThisMachine.user(name)
+    }
+
+    fn group(&self, name: &str) -> Option<u32> {
+        ThisMachine.group(name)
+    }
+
+    fn cores(&self) -> Vec<usize> {
+        ThisMachine.cores()
+    }
+
+    fn own_uid(&self) -> u32 {
+        ThisMachine.own_uid()
+    }
+}
+
 /// The entry of a colon-separated account file by name, or by id in the third field.
 fn lookup(file: &str, name: &str, number: Option<u32>) -> Option<Vec<String>> {
     let text = std::fs::read_to_string(file).ok()?;

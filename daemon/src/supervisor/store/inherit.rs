@@ -3,9 +3,9 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use super::manifest::Manifest;
+use super::manifest::{self, Manifest};
 use super::names::Name;
-use crate::engine_link::MAX_MTU;
+use crate::supervisor::surroundings::Interface;
 
 /// The first descriptor a manager passes.
 const FIRST: RawFd = 3;
@@ -59,13 +59,10 @@ impl Inherited {
         inherited
     }
 
-    /// The MTU that a predecessor's memory is laid out for, if there is one that says so.
-    pub fn mtu(&self) -> Option<u16> {
+    /// The interface that a predecessor's memory, sockets and steering belong to, as it was then, and its name; if there is a manifest that says so.
+    pub fn interface(&self) -> Option<(String, Interface)> {
         let (_, fd) = self.ours.iter().find(|(name, _)| *name == Name::Manifest)?;
-        let manifest = Manifest::read(fd).ok()?;
-        let mtu = u16::try_from(manifest.basis.get("mtu")?.as_u64()?).ok()?;
-        // More than there is makes no sense.
-        (mtu <= MAX_MTU).then_some(mtu)
+        manifest::interface(&Manifest::read(fd).ok()?.basis)
     }
 
     /// Nothing at all?

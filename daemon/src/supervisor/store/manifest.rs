@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
@@ -11,7 +12,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::abi::Abi;
+use crate::engine_link::MAX_MTU;
 use crate::supervisor::config::Config;
+use crate::supervisor::surroundings::Interface;
 
 /// Longer than any manifest.
 const LONGEST: usize = 64 * 1024;
@@ -118,6 +121,28 @@ pub fn basis(config: &Config, mtu: u16, frames: u32) -> Map<String, Value> {
     }
 }
 
+/// The interface of a basis: its name, and what it was like. Its MTU is what memory is laid out for.
+pub fn interface(basis: &Map<String, Value>) -> Option<(String, Interface)> {
+    let [name, index, mac] = basis.get("network.interface")?.as_array()?.as_slice() else {
+        return None;
+    };
+    // More than there is makes no sense.
+    let mtu = basis.get("mtu")?.as_u64()?;
+    let mtu = u32::try_from(mtu)
+        .ok()
+        .filter(|mtu| *mtu <= u32::from(MAX_MTU))?;
+    let address: Option<IpAddr> =
+        serde_json::from_value(basis.get("network.address")?.clone()).ok()?;
+    let facts = Interface {
+        index: index.as_u64()?.try_into().ok()?,
+        mac: serde_json::from_value(mac.clone()).ok()?,
+        mtu,
+        addresses: address.into_iter().collect(),
+        rx_queues: None,
+    };
+    Some((name.as_str()?.to_owned(), facts))
+}
+
 /// Tells our executable from others: a checksum of all of it, so that a copy is the same build. Some milliseconds.
 pub fn build() -> u32 {
     let sum = || -> io::Result<u32> {
@@ -158,6 +183,39 @@ mod tests {
         assert_eq!(read.changes(&other), ["mtu"]);
         // Sealed: nobody changes it under us.
         assert!(File::from(fd).write_at(b"x", 0).is_err());
+    }
+
+    // What a node is made for names its interface; anything else does not.
+    #[test]
+    fn an_interface_is_read_from_a_basis() {
+        let basis = |interface: Value, mtu: Value, address: Value| {
+            let all = [
+                ("network.interface", interface),
+                ("mtu", mtu),
+                ("network.address", address),
+            ];
+            let named = all.map(|(name, value)| (name.to_owned(), value));
+            interface_of(named)
+        };
+        fn interface_of(all: [(String, Value); 3]) -> Option<(String, Interface)> {
+            interface(&all.into_iter().collect())
+        }
+        let good = json!(["eth0", 7, [2, 0, 0, 0, 0, 1]]);
+        let (name, facts) = basis(good.clone(), json!(1500), json!("10.0.0.1")).unwrap();
+        assert_eq!((name.as_str(), facts.index, facts.mtu), ("eth0", 7, 1500));
+        assert_eq!(facts.mac, [2, 0, 0, 0, 0, 1]);
+        assert_eq!(facts.addresses, ["10.0.0.1".parse::<IpAddr>().unwrap()]);
+        let bare = basis(good.clone(), json!(1500), Value::Null).unwrap();
+        assert!(bare.1.addresses.is_empty());
+        for (interface, mtu) in [
+            (json!("eth0"), json!(1500)),
+            (json!(["eth0", -1, [2, 0, 0, 0, 0, 1]]), json!(1500)),
+            (json!(["eth0", 7, [2]]), json!(1500)),
+            (good.clone(), json!(70_000)),
+            (good, json!("much")),
+        ] {
+            assert!(basis(interface, mtu, Value::Null).is_none());
+        }
     }
 
     #[test]
