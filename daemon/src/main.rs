@@ -32,7 +32,11 @@ enum Command {
     Abi,
     /// An engine; the daemon starts it.
     #[command(hide = true)]
-    Engine,
+    Engine {
+        /// Run when nobody else wants to, until told otherwise.
+        #[arg(long)]
+        at_leisure: bool,
+    },
     /// The service on port 0; the daemon starts it.
     #[command(hide = true)]
     Service {
@@ -63,9 +67,12 @@ fn main() -> ExitCode {
             Ok(())
         }
         Arguments {
-            command: Some(Command::Engine),
+            command: Some(Command::Engine { at_leisure }),
             ..
         } => {
+            if at_leisure {
+                portoland::engine::be_idle();
+            }
             log();
             name_process(c"portoland-eng");
             portoland::engine::run()

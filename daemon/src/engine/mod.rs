@@ -68,6 +68,7 @@ use briefing::Standby;
 use control::{Incoming, Link};
 use counters::CounterPage;
 use path::Path;
+pub use sandbox::be_idle;
 use wait::{MAX_SLEEP_NS, Next, Waiter};
 
 /// How often the link is looked at while the engine does not sleep.

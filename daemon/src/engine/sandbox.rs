@@ -119,6 +119,13 @@ struct SchedAttr {
     period: u64,
 }
 
+/// Has this process run only when its processor has nothing else to do. Anybody may.
+pub fn be_idle() {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the call reads the parameters and changes how this thread is scheduled, nothing else. It works as well without.
+    let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };
+}
+
 /// Gives up the real-time priority with which a standby waits and takes over, for short turns among ordinary processes. Anybody may.
 pub fn be_ordinary() {
     let attributes = SchedAttr {

@@ -19,7 +19,7 @@
 //! | `interface.rs`, `interface_events.rs` | what becomes of the interface |
 //! | `steering.rs` | the XDP program |
 //! | `store/` | what survives the supervisor, and going on with it |
-//! | `spawn.rs`, `peer_credentials.rs` | the `unsafe` islands |
+//! | `spawn/`, `peer_credentials.rs` | the `unsafe` islands |
 
 pub mod clients;
 pub mod config;

@@ -42,7 +42,14 @@ impl Supervisor {
             // The socket cannot be mapped any more; whoever sees another interface goes on.
             return;
         }
-        let (child, link) = match self.launcher.engine(queue) {
+        // Mapping memory takes milliseconds, which applications would miss on a busy machine, unless it is waited for.
+        let waited_for = engine.active.is_none();
+        let urgency = if waited_for {
+            Urgency::Urgent
+        } else {
+            Urgency::Idle
+        };
+        let (child, link) = match self.launcher.engine(queue, urgency) {
             Ok(started) => started,
             Err(error) => {
                 tracing::error!(queue, %error, "the engine cannot be started");
@@ -77,14 +84,12 @@ impl Supervisor {
         };
         tracing::debug!(queue, pid = child.pid, "standby started");
         let by = now + PREPARED_WITHIN;
-        if engine.active.is_some() {
-            // Mapping memory takes milliseconds, which applications would miss on a busy machine.
-            let _ = self.launcher.schedule(&child, Urgency::Idle);
-            let at_leisure_until = now + AT_LEISURE;
-            self.poll.set_timer(at_leisure_until, Timer::Engine(queue));
-        } else {
-            // An error means that it is in the way, or takes longer.
-            let _ = self.launcher.schedule(&child, Urgency::Urgent);
+        if !waited_for {
+            // The second: it may have made itself idle only after it was told to be ordinary.
+            for times in 1..=2 {
+                let at = now + AT_LEISURE * times;
+                self.poll.set_timer(at, Timer::Engine(queue));
+            }
         }
         engine.standby = Some(Process::new(launch, child, link, Stage::Preparing(by)));
         self.poll.set_timer(by, Timer::Engine(queue));

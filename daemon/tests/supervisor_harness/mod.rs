@@ -216,7 +216,7 @@ struct FakeLauncher {
 }
 
 impl Launcher for FakeLauncher {
-    fn engine(&mut self, queue: u8) -> std::io::Result<(Child, OwnedFd)> {
+    fn engine(&mut self, queue: u8, _urgency: Urgency) -> std::io::Result<(Child, OwnedFd)> {
         let (ours, theirs) = rustix::net::socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,

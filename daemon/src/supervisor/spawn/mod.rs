@@ -1,17 +1,19 @@
-//! Starting, killing and reaping the processes we look after. An `unsafe` island: what runs between fork and exec.
+//! Starting, killing and reaping the processes we look after. An `unsafe` island: what runs
+//! between a child's birth (`birth.rs`) and exec.
 //!
 //! A child gets nothing it does not need: an unprivileged user, no capability in any set, no way to gain one, no descriptor but
 //! standard ones and, for an engine, its end of the link.
 
-use std::ffi::OsString;
+mod birth;
+
+use std::ffi::{CString, OsString};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
+use rustix::process::{Signal, WaitId, WaitIdOptions};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use super::store::handover::FOR;
@@ -43,11 +45,11 @@ pub enum Urgency {
 
 /// Starts and ends children. Tests put theirs in its place.
 pub trait Launcher {
-    /// Starts the engine of a queue; the other value is our end of its link.
+    /// Starts the engine of a queue, at this urgency; the other value is our end of its link.
     ///
     /// # Errors
     /// The system's.
-    fn engine(&mut self, queue: u8) -> io::Result<(Child, OwnedFd)>;
+    fn engine(&mut self, queue: u8, urgency: Urgency) -> io::Result<(Child, OwnedFd)>;
     /// Starts the service; `None` if there is none.
     ///
     /// # Errors
@@ -72,7 +74,8 @@ pub trait Launcher {
 pub struct Processes {
     user: Account,
     socket: PathBuf,
-    /// Keeps [`LINK_FD`] taken, so that no descriptor the standard library needs across fork can have that number.
+    null: OwnedFd,
+    /// Keeps [`LINK_FD`] taken, so that no descriptor of ours has that number.
     _link_number: Option<OwnedFd>,
 }
 
@@ -91,63 +94,56 @@ impl Processes {
     /// # Errors
     /// The system's.
     pub fn new(user: Account, socket: &Path) -> io::Result<Self> {
-        let null = std::fs::File::open("/dev/null")?;
+        let null: OwnedFd = std::fs::File::open("/dev/null")?.into();
         let placeholder = rustix::io::fcntl_dupfd_cloexec(&null, LINK_FD)?;
         let taken = (placeholder.as_raw_fd() == LINK_FD).then_some(placeholder);
         Ok(Self {
             user,
             socket: socket.to_owned(),
+            null,
             _link_number: taken,
         })
     }
 
-    fn command(&self) -> Command {
-        let mut command = Command::new("/proc/self/exe");
-        command
-            .env_clear()
-            .envs(kept_environment())
-            .current_dir("/")
-            // A Ctrl-C is for the supervisor, which asks them to leave.
-            .process_group(0)
-            .stdin(Stdio::null());
-        command
-    }
-
-    fn start(&self, mut command: Command, link: Option<OwnedFd>) -> io::Result<Child> {
-        let user = self.user;
+    /// Starts ourselves with these arguments, a name for `ps` first.
+    fn start(&self, arguments: &[&[u8]], link: Option<OwnedFd>) -> io::Result<Child> {
+        let arguments = arguments.iter().map(|one| CString::new(*one));
+        let arguments = arguments.collect::<Result<Vec<_>, _>>()?;
+        let environment = kept_environment().map(|(name, value)| {
+            let bytes = [name.into_vec(), value.into_vec()].join(&b'=');
+            CString::new(bytes)
+        });
+        let environment = environment.collect::<Result<Vec<_>, _>>()?;
+        let null = self.null.as_raw_fd();
         let link_number = link.as_ref().map(AsRawFd::as_raw_fd);
-        let before_exec = move || confine(user, link_number);
-        // SAFETY: `confine` makes plain system calls on values made before the fork; it neither allocates nor locks.
-        unsafe { command.pre_exec(before_exec) };
-        let mut child = command.spawn()?;
-        drop(link);
-        watched(&child).inspect_err(|_| {
-            // Nobody could fence it, so it must be dead before another is started.
-            let _ = child.kill();
-            let _ = child.wait();
-        })
+        let (pid, exit) = birth::bear(&birth::Plan {
+            program: c"/proc/self/exe",
+            arguments: &arguments,
+            environment: &environment,
+            before: &|| confine(self.user, null, link_number),
+        })?;
+        Ok(Child { pid, exit })
     }
 }
 
-fn watched(child: &std::process::Child) -> io::Result<Child> {
-    let number = i32::try_from(child.id()).map_err(io::Error::other)?;
-    // Nobody but us reaps it, so the number is still its own.
-    let pid = Pid::from_raw(number).ok_or_else(|| io::Error::other("no process id"))?;
-    let exit = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
-    Ok(Child { pid: number, exit })
-}
-
-/// Runs in the child, between fork and exec.
-fn confine(user: Account, link: Option<i32>) -> io::Result<()> {
+/// Runs in the child, between its birth and exec, in our memory: plain system calls, no allocation, no lock.
+fn confine(user: Account, null: RawFd, link: Option<RawFd>) -> io::Result<()> {
+    // A Ctrl-C is for the supervisor, which asks them to leave.
+    rustix::process::setpgid(None, None)?;
+    rustix::process::chdir(c"/")?;
+    // SAFETY: descriptors of our own; the child's table is its copy.
+    if unsafe { libc::dup2(null, libc::STDIN_FILENO) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
     let mut first_unwanted = LINK_FD as libc::c_uint;
     if let Some(link) = link {
-        // SAFETY: two descriptors of our own; the standard library does not use LINK_FD (`Processes::_link_number`).
+        // SAFETY: two descriptors of our own, none of which is LINK_FD (`Processes::_link_number`).
         if unsafe { libc::dup2(link, LINK_FD) } < 0 {
             return Err(io::Error::last_os_error());
         }
         first_unwanted += 1;
     }
-    // SAFETY: only marks descriptors; those the standard library still needs close at exec.
+    // SAFETY: only marks descriptors, in the child's own table.
     let marked = unsafe {
         libc::syscall(
             libc::SYS_close_range,
@@ -180,28 +176,30 @@ fn confine(user: Account, link: Option<i32>) -> io::Result<()> {
 }
 
 impl Launcher for Processes {
-    fn engine(&mut self, queue: u8) -> io::Result<(Child, OwnedFd)> {
+    fn engine(&mut self, queue: u8, urgency: Urgency) -> io::Result<(Child, OwnedFd)> {
         let (ours, theirs) = rustix::net::socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
             SocketFlags::CLOEXEC,
             None,
         )?;
-        let mut command = self.command();
-        command
-            .arg0(format!("portoland: engine {queue}"))
-            .arg("engine");
-        Ok((self.start(command, Some(theirs))?, ours))
+        let name = format!("portoland: engine {queue}");
+        let mut arguments: Vec<&[u8]> = vec![name.as_bytes(), b"engine"];
+        if urgency == Urgency::Idle {
+            arguments.push(b"--at-leisure");
+        }
+        let child = self.start(&arguments, Some(theirs))?;
+        if urgency == Urgency::Urgent {
+            // An error means that it is in the way, or takes longer.
+            let _ = self.schedule(&child, Urgency::Urgent);
+        }
+        Ok((child, ours))
     }
 
     fn service(&mut self) -> io::Result<Option<Child>> {
-        let mut command = self.command();
-        command
-            .arg0("portoland: service")
-            .arg("service")
-            .arg("--socket")
-            .arg(&self.socket);
-        self.start(command, None).map(Some)
+        let socket = self.socket.as_os_str().as_bytes();
+        let arguments: [&[u8]; 4] = [b"portoland: service", b"service", b"--socket", socket];
+        self.start(&arguments, None).map(Some)
     }
 
     fn kill(&mut self, child: &Child) -> io::Result<()> {
