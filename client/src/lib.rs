@@ -57,7 +57,8 @@
 //! # Waiting
 //! [`Wait::Adaptive`], the default, spins for 50 µs and then sleeps; [`Wait::Yield`] and [`Wait::Busy`] never sleep. A daemon that dies
 //! without closing its ports is noticed while waiting ([`PortError::DaemonGone`]); an application that only ever polls with
-//! [`Port::receive`] sees its sends time out instead, or nothing.
+//! [`Port::receive`] sees its sends time out instead, or nothing. A thread that sleeps and wants to be woken at once on a busy machine asks for
+//! [short turns](turns::short).
 
 mod alarm;
 mod arena;
@@ -74,6 +75,7 @@ mod receive;
 pub mod service;
 mod status;
 mod tokens;
+pub mod turns;
 mod wait;
 
 pub use alarm::{AlarmId, MAX_ALARMS};

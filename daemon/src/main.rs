@@ -71,7 +71,7 @@ fn main() -> ExitCode {
             ..
         } => {
             if at_leisure {
-                portoland::engine::be_idle();
+                portolan::turns::idle();
             }
             log();
             name_process(c"portoland-eng");

@@ -1,8 +1,9 @@
 //! The port that receives steadily, on which outages are measured: a short message every 50 us from node 1 to node 2.
 //!
 //! An outage is the longest gap between two deliveries around a fault, seen by the receiving application, less the median gap without
-//! one. The gap holds all there is: noticing, fencing, taking over, waking whoever slept, and what has to be sent again. The machine's
-//! own noise is in it too, so the same figure is taken for spans without a fault and reported beside it.
+//! one. Both ends ask for short turns, as an application would that cares for its latency. The gap holds all there is: noticing, fencing,
+//! taking over, waking whoever slept, and what has to be sent again. The machine's own noise is in it too, so the same figure is taken for
+//! spans without a fault and reported beside it.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -144,6 +145,7 @@ impl Steady {
         let receive = {
             let (log, meter, orders) = (log.clone(), receiver.clone(), orders.clone());
             spawn("steady receiver", move || {
+                portolan::turns::short();
                 let mut inbox = Inbox::default();
                 if let Err(error) = receive(to, &stream, &mut inbox, &log, &meter, &orders) {
                     orders.give_up(format!("{} (steady): {error:#}", stream.to));
@@ -154,6 +156,7 @@ impl Steady {
         let send = {
             let (meter, orders) = (sender.clone(), orders.clone());
             spawn("steady sender", move || {
+                portolan::turns::short();
                 let mut outbox = Outbox::default();
                 if let Err(error) = send(from, &stream, &mut outbox, &meter, &orders) {
                     orders.give_up(format!("{} (steady): {error:#}", stream.from));

@@ -68,7 +68,6 @@ use briefing::Standby;
 use control::{Incoming, Link};
 use counters::CounterPage;
 use path::Path;
-pub use sandbox::be_idle;
 use wait::{MAX_SLEEP_NS, Next, Waiter};
 
 /// How often the link is looked at while the engine does not sleep.
@@ -137,7 +136,7 @@ fn serve(link: &mut Link) -> anyhow::Result<()> {
     engine.report_ports(link);
     // The first loop hears what came meanwhile and tells the peers; then we are one process among others.
     let mut go_on = engine.turn(link)?;
-    sandbox::be_ordinary();
+    portolan::turns::short();
     while go_on {
         go_on = engine.turn(link)?;
     }

@@ -101,61 +101,6 @@ fn program() -> anyhow::Result<BpfProgram> {
     Ok(filter.try_into()?)
 }
 
-/// Time slice an engine asks for. Its work comes in loops of microseconds, so it can do with short turns if they come soon: a task that
-/// wakes with a short slice runs before those in the middle of a long one (kernel/sched/fair.c, EEVDF, Linux 6.12), and giving the core away
-/// costs no more than such a slice. The kernel's least. Older kernels take no notice.
-const SLICE_NS: u64 = 100_000;
-
-/// `struct sched_attr` of linux/sched/types.h, first version.
-#[repr(C)]
-struct SchedAttr {
-    size: u32,
-    policy: u32,
-    flags: u64,
-    nice: i32,
-    priority: u32,
-    runtime: u64,
-    deadline: u64,
-    period: u64,
-}
-
-/// Has this process run only when its processor has nothing else to do. Anybody may.
-pub fn be_idle() {
-    let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the call reads the parameters and changes how this thread is scheduled, nothing else. It works as well without.
-    let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };
-}
-
-/// Gives up the real-time priority with which a standby waits and takes over, for short turns among ordinary processes. Anybody may.
-pub fn be_ordinary() {
-    let attributes = SchedAttr {
-        size: size_of::<SchedAttr>() as u32,
-        policy: libc::SCHED_OTHER as u32,
-        flags: 0,
-        nice: 0,
-        priority: 0,
-        runtime: SLICE_NS,
-        deadline: 0,
-        period: 0,
-    };
-    let itself: libc::c_long = 0;
-    let no_flags: libc::c_long = 0;
-    // SAFETY: the call reads the attributes, whose size they name, and changes how this thread is scheduled, nothing else.
-    let set = unsafe {
-        libc::syscall(
-            libc::SYS_sched_setattr,
-            itself,
-            &raw const attributes,
-            no_flags,
-        )
-    };
-    if set < 0 {
-        let parameters = libc::sched_param { sched_priority: 0 };
-        // SAFETY: as above.
-        let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const parameters) };
-    }
-}
-
 /// Enters the sandbox; there is no way out.
 ///
 /// # Errors
@@ -196,7 +141,7 @@ mod tests {
         enter().unwrap();
         let status = match what.as_str() {
             "work" => {
-                be_ordinary();
+                portolan::turns::short();
                 let grown = vec![1u8; 8 << 20];
                 rustix::thread::sched_yield();
                 i32::from(grown.iter().any(|byte| *byte != 1))

@@ -19,6 +19,9 @@ const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
 
+/// Bytes, 64 pages.
+const POPULATED_AT_ONCE: usize = 256 << 10;
+
 /// A file mapped shared, read-write; unmapped on drop.
 #[derive(Debug)]
 pub(super) struct Mapping {
@@ -38,14 +41,36 @@ impl Mapping {
         offset: u64,
         populate: bool,
     ) -> Result<Self, Errno> {
-        let mut flags = MapFlags::SHARED;
-        flags.set(MapFlags::POPULATE, populate);
+        let flags = MapFlags::SHARED;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses the address, so nothing that exists is replaced.
         let start =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, access, flags, fd, offset) }?;
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Mapping { start, len })
+        let mapping = Mapping { start, len };
+        if populate {
+            mapping.populate()?;
+        }
+        Ok(mapping)
+    }
+
+    /// Has every page present. Piece by piece: a kernel that does not preempt keeps its core for the length of a call, and 32 MiB are most of
+    /// a millisecond.
+    fn populate(&self) -> Result<(), Errno> {
+        for from in (0..self.len).step_by(POPULATED_AT_ONCE) {
+            let len = POPULATED_AT_ONCE.min(self.len - from);
+            // SAFETY: inside the mapping; the advice changes no byte of it.
+            let populated = unsafe {
+                let start = self.start.as_ptr().add(from).cast();
+                rustix::mm::madvise(start, len, rustix::mm::Advice::LinuxPopulateWrite)
+            };
+            match populated {
+                // Kernels before 5.14 do not know the advice: pages come when they are touched.
+                Err(Errno::INVAL) => return Ok(()),
+                other => other?,
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn start(&self) -> NonNull<u8> {

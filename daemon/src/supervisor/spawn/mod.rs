@@ -128,6 +128,7 @@ impl Processes {
 
 /// Runs in the child, between its birth and exec, in our memory: plain system calls, no allocation, no lock.
 fn confine(user: Account, null: RawFd, link: Option<RawFd>) -> io::Result<()> {
+    portolan::turns::short();
     // A Ctrl-C is for the supervisor, which asks them to leave.
     rustix::process::setpgid(None, None)?;
     rustix::process::chdir(c"/")?;
