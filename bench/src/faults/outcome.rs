@@ -121,6 +121,8 @@ pub struct Outcome {
     pub outage: Times,
     /// The same, of faults where the steady stream begins, and of faults where it ends.
     pub outage_at: [Times; 2],
+    /// The same from there until the next standby is ready.
+    pub renewal: Times,
     /// The same for spans without a fault: the machine's noise.
     pub noise: Times,
     /// The median gap between deliveries, in nanoseconds.
@@ -153,6 +155,7 @@ impl Outcome {
             adopt: Times::new()?,
             outage: Times::new()?,
             outage_at: [Times::new()?, Times::new()?],
+            renewal: Times::new()?,
             noise: Times::new()?,
             median_gap_ns: 0,
             causes: BTreeMap::new(),
@@ -260,6 +263,7 @@ impl Outcome {
             "outage_us": self.outage.json(),
             "outage_at_sender_us": self.outage_at[0].json(),
             "outage_at_receiver_us": self.outage_at[1].json(),
+            "renewal_us": self.renewal.json(),
             "noise_us": self.noise.json(),
             "median_gap_us": self.median_gap_ns as f64 / 1000.0,
             "causes": self.causes,

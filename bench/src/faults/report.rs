@@ -88,6 +88,7 @@ impl Report {
                 "takeover us",
                 "resume us",
                 "outage us",
+                "renewal us",
                 "noise us",
             ]
             .map(str::to_owned)
@@ -109,6 +110,7 @@ impl Report {
                 outcome.takeover.text(),
                 outcome.resume.text(),
                 outcome.outage.text(),
+                outcome.renewal.text(),
                 outcome.noise.text(),
             ]);
         }

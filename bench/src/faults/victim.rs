@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::clock::now_ns;
-use super::scene::PAUSE;
+
+/// Between two looks. The daemon's times do not depend on it, and an answer costs both of us a tenth of a millisecond of a core.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// The last recovery of an engine.
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -400,6 +400,11 @@ impl Supervisor {
             // Now it is waited for.
             let _ = self.launcher.schedule(&standby.child, Urgency::Urgent);
         }
+        // Applications first: they have a pause to make up for.
+        let next = now + self.config.recovery.standby_after;
+        engine.no_standby_before = engine.no_standby_before.max(next);
+        self.poll
+            .set_timer(engine.no_standby_before, Timer::Engine(engine.index));
         self.poll.remove(&dead.link);
         engine.leaving.push(dead);
         self.forget_peers_of(index);

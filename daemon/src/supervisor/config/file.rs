@@ -113,6 +113,7 @@ pub(super) struct Recovery {
     pub challenge: Option<Spanned<bool>>,
     pub standby: Option<Spanned<bool>>,
     pub healthy_after_ms: Option<Spanned<i64>>,
+    pub standby_after_ms: Option<Spanned<i64>>,
     pub adoptions: Option<Spanned<i64>>,
     pub resets: Option<Spanned<i64>>,
     pub rebuilds: Option<Spanned<i64>>,

@@ -13,6 +13,7 @@ mod transport;
 use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use portolan_abi::ledger::LedgerGeometry;
 use portolan_transport::policy::Policy;
@@ -93,6 +94,8 @@ pub struct Recovery {
     pub challenge: bool,
     /// A standby is kept ready.
     pub standby: bool,
+    /// From a death to the start of the next standby.
+    pub standby_after: Duration,
     /// What is replaced when.
     pub escalation: Bounds,
 }

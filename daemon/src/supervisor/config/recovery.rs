@@ -12,6 +12,9 @@ const HANG_AFTER_US: i64 = 20_000;
 /// Stopped or blocked without one, microseconds.
 const STUCK_AFTER_US: i64 = 100_000;
 
+/// From a death to the start of the next standby, milliseconds.
+const STANDBY_AFTER_MS: i64 = 100;
+
 pub(super) fn recovery(checker: &mut Checker<'_>, recovery: &file::Recovery) -> Recovery {
     let yes = |value: &Option<toml::Spanned<bool>>| value.as_ref().is_none_or(|v| *v.get_ref());
     let standard = Bounds::default();
@@ -31,7 +34,14 @@ pub(super) fn recovery(checker: &mut Checker<'_>, recovery: &file::Recovery) -> 
         1..=60_000,
         standard.healthy_after.as_millis() as i64,
     );
+    let standby_after = checker.number(
+        "recovery.standby_after_ms",
+        recovery.standby_after_ms.as_ref(),
+        0..=10_000,
+        STANDBY_AFTER_MS,
+    );
     Recovery {
+        standby_after: Duration::from_millis(standby_after as u64),
         hang_after_us: checker.number(
             "recovery.hang_after_us",
             recovery.hang_after_us.as_ref(),
