@@ -291,6 +291,7 @@ impl Endpoint {
         }
         let entry = self.peers.get(stream.peer);
         let (horizon, written) = entry.map_or((0, 0), |e| (e.horizon, e.written));
+        let frame = entry.map_or(0, |e| e.max_frame);
         stream.heard(now, written, horizon);
         stream.resend.retain(|&(n, _)| n != number);
         for range in missing.iter().take(usize::from(len)) {
@@ -300,7 +301,7 @@ impl Endpoint {
             };
             let range = match horizon {
                 0 => missing,
-                horizon => stream.without_under_way(number, missing, horizon),
+                horizon => stream.without_under_way(number, missing, horizon, frame),
             };
             if range.from < range.to {
                 stream.resend_range(number, range);

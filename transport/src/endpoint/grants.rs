@@ -31,8 +31,8 @@ use crate::policy::Policy;
 
 /// The part of the budget set aside for the message that has waited longest, and for each priority from the other.
 const RESERVE: u64 = 16;
-/// A sender has so many of its shortest timeouts to use what it was granted.
-const SILENT_AFTER_RTOS: Nanos = 8;
+/// A sender has so many of its shortest timeouts to use what it was granted: more than a budget takes through a slow link.
+const SILENT_AFTER_RTOS: Nanos = 25;
 const SILENT_AFTER_MIN: Nanos = 10_000_000;
 
 /// The budget and who wants of it.

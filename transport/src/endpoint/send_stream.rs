@@ -37,7 +37,7 @@ use crate::wire::chunk::Range;
 /// Ranges to send again, over all messages of a stream; what does not fit is asked for again.
 const RESEND_MAX: usize = 64;
 /// Transmissions of bytes remembered; one that is forgotten may be repeated for nothing.
-const UNDER_WAY_MAX: usize = 128;
+const UNDER_WAY_MAX: usize = 2048;
 /// Numbers of a stream that may be unsettled at once. Sends that end before they are transmitted give their tokens back and leave
 /// their numbers owed, so tokens alone do not bound the queue of a stream that is held up.
 pub(super) const UNSETTLED_MAX: usize = 1024;
@@ -460,14 +460,39 @@ impl SendStream {
         }
         (self.written, self.heard_at) = (Some(written), now);
         self.horizon = self.horizon.max(horizon);
+        let horizon = self.horizon;
+        while self
+            .under_way
+            .front()
+            .is_some_and(|&(_, _, at)| at < horizon)
+        {
+            self.under_way.pop_front();
+        }
         true
     }
 
-    /// What is left of a missing range without the bytes that left after `horizon`, when the receiver said so.
-    pub(super) fn without_under_way(&self, number: u32, missing: Range, horizon: Nanos) -> Range {
+    /// What is left of a missing range without the bytes that are under way: they left after `horizon`, which the receiver said, or at that very time
+    /// and none behind them has arrived. A batch of frames is written at one time, and a slow link may have most of it still before it when the
+    /// first is answered; if there was but one `frame`, it has arrived, or is lost.
+    pub(super) fn without_under_way(
+        &self,
+        number: u32,
+        missing: Range,
+        horizon: Nanos,
+        frame: u16,
+    ) -> Range {
+        let (mut last, mut bytes) = (0, 0);
+        for &(n, sent, _) in (self.under_way.iter()).filter(|&&(_, _, at)| at == horizon) {
+            bytes += sent.to - sent.from;
+            if n == number {
+                last = last.max(sent.to);
+            }
+        }
+        let none_behind = missing.to >= last && bytes > u32::from(frame);
         let mut left = missing;
         for &(n, sent, at) in &self.under_way {
-            if n != number || at <= horizon || sent.to <= left.from || left.to <= sent.from {
+            let arrived = at < horizon || (at == horizon && !none_behind);
+            if n != number || arrived || sent.to <= left.from || left.to <= sent.from {
                 continue;
             }
             if sent.from <= left.from {

@@ -108,7 +108,7 @@ const DEFAULT: Policy = Policy {
     eager_buffers: 256,
     eager_budget_buffers: 0,
     grant_bytes: 256 * 1024,
-    grant_budget_bytes: 2 * 1024 * 1024,
+    grant_budget_bytes: 512 * 1024,
     crowd: 64,
     rto_min_us: 2_000,
     rto_max_us: 200_000,

@@ -243,7 +243,8 @@ fn what_a_silent_sender_was_granted_goes_to_others() {
     assert!(pair.run_until(SECOND, |pair| granted(pair) > Some(90_000)));
     let since = pair.now;
     assert!(pair.run_until(SECOND, |pair| granted(pair) == Some(0)));
-    assert!((10_000_000..30_000_000).contains(&(pair.now - since)));
+    let after = pair.now - since;
+    assert!((20_000_000..110_000_000).contains(&after), "{after}");
     assert_eq!(pair.sides[1].endpoint.counters().grants_lapsed, 1);
     // Here it is again.
     pair.loss = 0;
