@@ -3,7 +3,7 @@
 //! One lab per MTU. In it, for each group of cases, the subjects take turns: started, asked, ended. Who begins changes from turn to turn.
 //! A subject that fails loses its answers of that turn and is reported; the others go on.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -41,6 +41,9 @@ pub struct Options {
     /// And here, with plots
     #[arg(long)]
     html: Option<PathBuf>,
+    /// And here, as the tables of docs/performance.md
+    #[arg(long)]
+    markdown: Option<PathBuf>,
 }
 
 /// Measures and reports.
@@ -89,13 +92,17 @@ pub fn run(options: &Options) -> Result<()> {
         crate::host::line(),
         results.took_s
     );
-    if let Some(path) = &options.json {
-        report::write_json(&results, path)?;
-        println!("written to {}", path.display());
-    }
-    if let Some(path) = &options.html {
-        report::write_html(&results, path)?;
-        println!("written to {}", path.display());
+    type Write = fn(&Results, &Path) -> Result<()>;
+    let forms: [(&Option<PathBuf>, Write); 3] = [
+        (&options.json, report::write_json),
+        (&options.html, report::write_html),
+        (&options.markdown, report::write_markdown),
+    ];
+    for (path, write) in forms {
+        if let Some(path) = path {
+            write(&results, path)?;
+            println!("written to {}", path.display());
+        }
     }
     if let Some((case, subject, _)) = results.failures.first() {
         bail!("{subject} failed at {case}, and perhaps others");

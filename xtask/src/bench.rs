@@ -24,10 +24,10 @@ pub fn run(arguments: &[String]) -> Result<()> {
     let programs = build::bin_dir()?.with_file_name(PROFILE);
     let mut command = Command::new(programs.join("portolan-bench"));
     command.arg("compare").args(arguments);
-    for form in ["json", "html"] {
+    for (form, ending) in [("json", "json"), ("html", "html"), ("markdown", "md")] {
         let option = format!("--{form}");
         if !arguments.iter().any(|a| a.starts_with(&option)) {
-            let path = root().join(format!("target/bench/report.{form}"));
+            let path = root().join(format!("target/bench/report.{ending}"));
             command.arg(option).arg(path);
         }
     }

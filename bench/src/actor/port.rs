@@ -53,7 +53,9 @@ impl Ports {
             ..PortOptions::at(number)
         })?;
         for _ in 0..buffers {
-            let buffer = port.allocate(bytes)?;
+            // Touched before it is measured, as the limits' memory is.
+            let mut buffer = port.allocate(bytes)?;
+            buffer.fill(0);
             port.provide_receive_buffer(buffer, Priority::Low)?;
         }
         let mut idle = Vec::new();

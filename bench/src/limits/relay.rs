@@ -162,8 +162,13 @@ impl Inward {
 
     fn begin_frame(&mut self, frame: Label) {
         let bytes = frame.message as usize;
-        if frame.at == 0 && self.message.take().is_some() {
+        if frame.at == 0
+            && let Some(lost) = self.message.take()
+        {
             self.wrong += 1;
+            if lost.at.is_some() {
+                self.application.take_back();
+            }
         }
         let message = self.message.get_or_insert(Message {
             bytes,
@@ -207,6 +212,9 @@ impl Inward {
             patience -= 1;
             if patience == 0 {
                 self.wrong += 1;
+                if message.at.is_some() {
+                    self.application.take_back();
+                }
                 return;
             }
         }

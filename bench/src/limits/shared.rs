@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::cases::window;
 
@@ -28,6 +28,9 @@ pub const INLINE: usize = 104;
 const SLOTS: usize = 1024;
 /// Bytes of an arena: four of the longest messages.
 const ARENA: usize = 64 << 20;
+
+/// Bytes of an arena that messages of most lengths use. Faulted in at once: a limit that waits for pages is none.
+const USUAL: usize = 8 << 20;
 
 const EMPTY: u32 = 0;
 const FULL: u32 = 1;
@@ -92,7 +95,13 @@ impl Mapping {
         // never makes it shorter.
         let first = unsafe { mmap(std::ptr::null_mut(), BYTES, prot, flags, &file, 0) };
         let first = NonNull::new(first.with_context(what)?.cast());
-        Ok(Self(first.context("mapped at 0")?))
+        let mapping = Self(first.context("mapped at 0")?);
+        for toward in [Toward::Relay, Toward::Application] {
+            let arena = mapping.arena(toward).as_ptr().cast();
+            // SAFETY: inside the mapping; the advice changes no byte. Kernels that do not know it fault the pages in later.
+            let _ = unsafe { madvise(arena, USUAL, Advice::LinuxPopulateWrite) };
+        }
+        Ok(mapping)
     }
 
     fn channel(&self, toward: Toward) -> &Channel {
@@ -134,6 +143,8 @@ pub struct Producer {
     /// Bytes of the arena given out since the beginning, and as `taken` was last seen.
     given: u64,
     taken: u64,
+    /// `given` and `position` before the last piece was given out.
+    before: (u64, usize),
 }
 
 /// The end that reads.
@@ -162,6 +173,7 @@ impl Producer {
             position: 0,
             given: 0,
             taken: 0,
+            before: (0, 0),
         })
     }
 
@@ -224,8 +236,14 @@ impl Producer {
         if given - self.taken > extent as u64 && given - self.seen() > extent as u64 {
             return None;
         }
+        self.before = (self.given, self.position);
         (self.given, self.position) = (given, at + len);
         Some(at)
+    }
+
+    /// What was reserved last is not needed: its message will not be pushed, so nobody would ever say that it was taken.
+    pub fn take_back(&mut self) {
+        (self.given, self.position) = self.before;
     }
 
     fn seen(&mut self) -> u64 {
@@ -342,6 +360,19 @@ mod tests {
             assert!(producer.has_room());
         }
         assert!(consumer.peek().is_none());
+    }
+
+    // Room for a message that is then given up, the last of its length. Expect: the arena is as empty as before, and begins anew at the
+    // next length.
+    #[test]
+    fn what_is_taken_back_is_not_waited_for() {
+        let (_memory, mut producer, mut consumer) = channel();
+        let at = producer.reserve(5000);
+        producer.push(5000, at, &[]);
+        consumer.pop();
+        assert!(producer.reserve(5000).is_some());
+        producer.take_back();
+        assert!(producer.reserve(100).is_some());
     }
 
     // Messages in the arena, more than fit. Expect: as many as the window allows, none over another, and room for one more when one

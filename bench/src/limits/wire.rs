@@ -6,7 +6,7 @@ use super::WireRole;
 use super::socket::{Label, Payload, Socket};
 use crate::actor::{Arrival, Ends};
 
-/// Frames after which the kernel is kicked, whether the application is done handing over or not.
+/// Frames after which the kernel is kicked, and what came is looked at, whether the message at hand is sent or not.
 const KICK: usize = 64;
 
 /// An application that is alone with its socket.
@@ -55,12 +55,17 @@ impl Ends for Raw {
                 return Ok(false);
             }
             left -= payload;
-            if self.socket.staged() >= KICK {
+            let batch = self.socket.staged() >= KICK;
+            if batch {
                 self.socket.flush();
             }
             if left == 0 {
                 self.left = None;
                 return Ok(true);
+            }
+            if batch {
+                self.left = Some(left);
+                return Ok(false);
             }
         }
     }
@@ -71,8 +76,9 @@ impl Ends for Raw {
             let (came, partial) = (&mut self.came, &mut self.partial);
             self.socket.receive(|label, _| {
                 let Some(label) = label else { return };
-                if label.at == 0 {
-                    *partial = 0;
+                // The end of the last one was lost. What came of it came nevertheless.
+                if label.at == 0 && *partial > 0 {
+                    came.push(std::mem::take(partial));
                 }
                 *partial += label.payload as usize;
                 if label.is_last() {
@@ -80,6 +86,7 @@ impl Ends for Raw {
                 }
             });
         }
+        // In no order: nobody asks which of them it was.
         let bytes = self.came.pop();
         Ok(bytes.map(|bytes| Arrival { bytes, source: 0 }))
     }

@@ -3,6 +3,7 @@
 mod goals;
 mod html;
 mod json;
+mod markdown;
 mod svg;
 mod table;
 
@@ -16,6 +17,7 @@ use crate::subjects::{About, Figure, Value, metric, unit};
 
 pub use html::write as write_html;
 pub use json::write as write_json;
+pub use markdown::write as write_markdown;
 pub use table::table;
 
 /// Everything that was measured.

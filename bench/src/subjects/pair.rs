@@ -37,7 +37,9 @@ impl Pair {
                 self.one_way(bytes, lasting)?.1,
                 self.both_ways(bytes, lasting)?,
             ]),
-            Case::FanIn { .. } | Case::Ports { .. } => self.fairness(bytes, lasting),
+            Case::FanIn { senders: pairs } | Case::Ports { ports: pairs } => {
+                self.fairness(bytes, usize::from(*pairs), lasting)
+            }
             Case::Idle { .. } | Case::Startup => bail!("{case} is not asked of actors in general"),
         }
     }
@@ -128,15 +130,29 @@ impl Pair {
         Ok(Figure::number(metric::BOTH_WAYS, bits.sum(), unit::BITS).with_note(note))
     }
 
-    fn fairness(&mut self, bytes: usize, lasting: Duration) -> Result<Vec<Figure>> {
+    /// Of so many pairs of ports.
+    fn fairness(&mut self, bytes: usize, pairs: usize, lasting: Duration) -> Result<Vec<Figure>> {
         let flow = self.flow(bytes, lasting)?;
-        let shares: Vec<f64> = flow.shares.iter().map(|&share| share as f64).collect();
         let bits = flow.bytes as f64 * 8e9 / flow.ns as f64;
         Ok(vec![
-            Figure::number(metric::FAIRNESS, jain(&shares), unit::ONE),
+            Figure::number(
+                metric::FAIRNESS,
+                jain(&shares(&flow.shares, pairs)?),
+                unit::ONE,
+            ),
             Figure::number(metric::THROUGHPUT, bits, unit::BITS).with_note(missed(&flow)),
         ])
     }
+}
+
+/// What each of so many pairs had. Nobody saw anything of who had nothing, and that is where fairness is worst.
+fn shares(seen: &[u64], pairs: usize) -> Result<Vec<f64>> {
+    if seen.len() > pairs {
+        bail!("{} pairs of ports talked, of {pairs}", seen.len());
+    }
+    let mut shares: Vec<f64> = seen.iter().map(|&share| share as f64).collect();
+    shares.resize(pairs, 0.0);
+    Ok(shares)
 }
 
 impl Actor {
@@ -167,4 +183,17 @@ pub fn histogram(times: &[(u64, u64)]) -> Result<Histogram<u64>> {
 /// A duration, for an actor.
 pub fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Three of four senders had something, the fourth was never heard of. Expect: it counts as one that had nothing.
+    #[test]
+    fn who_was_never_heard_of_counts_against_fairness() {
+        let shares = shares(&[5, 5, 5], 4).unwrap();
+        assert!((jain(&shares) - 0.75).abs() < 1e-9);
+        assert!(super::shares(&[1, 1, 1], 2).is_err());
+    }
 }
