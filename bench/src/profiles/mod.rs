@@ -22,6 +22,9 @@ use portolan_transport::policy::Profile;
 use load::Pair;
 use report::{Cell, Report, Settings};
 
+/// More than the buffer before a link of 100 Mbit/s takes to empty.
+const DRAINED_AFTER: Duration = Duration::from_millis(200);
+
 /// What is measured and how.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
@@ -34,9 +37,12 @@ pub struct Options {
     /// Profiles [default: all]
     #[arg(long, value_delimiter = ',', value_parser = profile)]
     profiles: Vec<Profile>,
-    /// How long each of the three measurements of a cell takes, in milliseconds
+    /// How long short messages' goodput and latency are measured, in milliseconds each
     #[arg(long, default_value_t = 300)]
     measure_ms: u64,
+    /// How long the goodput of long messages is measured, in milliseconds: those that are half there at its beginning or end should not matter
+    #[arg(long, default_value_t = 1000)]
+    long_ms: u64,
     /// Bytes of a short message
     #[arg(long, default_value_t = 1024)]
     short_bytes: usize,
@@ -109,6 +115,7 @@ pub fn run(options: &Options) -> Result<()> {
             long_bytes: options.long_bytes,
             latency_rate: options.latency_rate,
             measure_ms: options.measure_ms,
+            long_ms: options.long_ms,
             rounds: options.rounds,
             set: options.set.clone(),
         },
@@ -170,6 +177,7 @@ fn measure(lab: &Lab, options: &Options, profile: Profile) -> Result<Vec<Cell>> 
     let mut pair = Pair::new(one?, two?);
     // The nodes get to know each other, and each other's round trip, on a good wire.
     let measured = Duration::from_millis(options.measure_ms);
+    let long = Duration::from_millis(options.long_ms);
     pair.goodput(options.short_bytes, measured / 4)?;
     let mut cells = Vec::new();
     for (number, &loss) in options.losses.iter().enumerate() {
@@ -178,9 +186,13 @@ fn measure(lab: &Lab, options: &Options, profile: Profile) -> Result<Vec<Cell>> 
         }
         let impairment = options.impairment(loss).seeded(number as u64);
         lab.wire().set(&impairment)?;
+        let short_bps = pair.goodput(options.short_bytes, measured)?;
+        let long_bps = pair.goodput(options.long_bytes, long)?;
+        // What still stands before a slow link is not the next messages' latency.
+        std::thread::sleep(DRAINED_AFTER);
         cells.push(Cell {
-            short_bps: pair.goodput(options.short_bytes, measured)?,
-            long_bps: pair.goodput(options.long_bytes, measured)?,
+            short_bps,
+            long_bps,
             latency: pair.latency(options.short_bytes, options.latency_rate, measured)?,
         });
     }

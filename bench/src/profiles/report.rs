@@ -18,6 +18,7 @@ pub struct Settings {
     pub long_bytes: usize,
     pub latency_rate: u32,
     pub measure_ms: u64,
+    pub long_ms: u64,
     pub rounds: u32,
     /// Changes to every profile.
     pub set: Vec<String>,
@@ -139,8 +140,8 @@ impl Report {
         };
         let mut text = format!(
             "Two nodes on one machine, veth through a user-space wire, MTU {}, {rate}, {} µs added each way; \
-             medians of {} rounds of {} ms.\n",
-            settings.mtu, settings.delay_us, settings.rounds, settings.measure_ms
+             medians of {} rounds of {} ms, {} ms for long messages.\n",
+            settings.mtu, settings.delay_us, settings.rounds, settings.measure_ms, settings.long_ms
         );
         for change in &settings.set {
             let _ = writeln!(text, "Every profile with {change}.");
@@ -231,6 +232,7 @@ mod tests {
             long_bytes: 65_536,
             latency_rate: 1000,
             measure_ms: 1,
+            long_ms: 1,
             rounds: 3,
             set: Vec::new(),
         };
