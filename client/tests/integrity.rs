@@ -491,6 +491,7 @@ fn noise_from_the_engine_is_never_handed_out() {
             words[2] = words[2] & !0xffff_ffff | 1 | 11 << 16;
         }
         daemon.with_port(10, |p| {
+            p.forges = true;
             let noise = [(); 64].map(|()| random() as u8);
             p.client.write_arena(random() % 4096, &noise).unwrap();
             p.push_words(&words);

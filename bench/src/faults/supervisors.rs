@@ -94,6 +94,10 @@ fn one(
 ) -> Result<()> {
     let daemon = scene.daemon(node)?;
     let engine = Engine::wait_ready(daemon, READY)?;
+    if deed == Deed::Upgrade {
+        // Not while deliveries are watched: 20 MB are copied.
+        fs::copy(program(scene, node)?, build).context("a copy of the daemon")?;
+    }
     let quiet = now_ns();
     sleep_until(quiet + ns(AROUND));
     let median = log.median_ns();
@@ -130,15 +134,17 @@ fn one(
     Ok(())
 }
 
+/// What a node's supervisor runs.
+fn program(scene: &Scene, node: u16) -> Result<String> {
+    Ok(format!("/proc/{}/exe", scene.daemon(node)?.pid()))
+}
+
 /// Replaces a supervisor by the same build in another file.
 fn upgrade(scene: &Scene, node: u16, build: &Path) -> Result<()> {
-    let daemon = scene.daemon(node)?;
-    let program = || format!("/proc/{}/exe", daemon.pid());
-    fs::copy(program(), build).context("a copy of the daemon")?;
     let mut command = scene.lab().node(node).portolan();
     command.arg("upgrade").arg(build);
     process::run_ok(&mut command, BACK)?;
-    let now = fs::read_link(program()).context("its program")?;
+    let now = fs::read_link(program(scene, node)?).context("its program")?;
     ensure!(now == build, "the supervisor still runs {}", now.display());
     Ok(())
 }

@@ -555,25 +555,25 @@ fn ethernet_peers_need_macs() {
 
 #[test]
 fn credit_that_does_not_fit_is_refused_with_the_sum() {
-    // 23 peers need 23 × 264 + 1399 = 7471 buffers; 8192 frames have 6144 for receiving.
+    // 23 peers need 23 × 264 + 350 = 6422 buffers; 8192 frames have 6144 for receiving.
     let text = with("clients = 1024", "peers = 23");
     let error = parse(&text).unwrap_err();
     assert!(
         error.contains(
-            "23 peers x (256 eager + 8 control) + 1399 grants = 7471 of 6144 receive buffers"
+            "23 peers x (256 eager + 8 control) + 350 grants = 6422 of 6144 receive buffers"
         ),
         "{error}"
     );
-    assert!(error.contains("at least 9984"), "{error}");
+    assert!(error.contains("at least 8704"), "{error}");
     assert!(
         error.starts_with(&format!("node.toml:{}:", line_of(&text, "umem_frames"))),
         "{error}"
     );
     // With what it advises, it fits.
-    parse(&text.replacen("8192", "9984", 1)).unwrap();
+    parse(&text.replacen("8192", "8704", 1)).unwrap();
     // The last that fits, and the first that does not.
-    parse(&with("clients = 1024", "peers = 17")).unwrap();
-    parse(&with("clients = 1024", "peers = 18")).unwrap_err();
+    parse(&with("clients = 1024", "peers = 21")).unwrap();
+    parse(&with("clients = 1024", "peers = 22")).unwrap_err();
 }
 
 #[test]
