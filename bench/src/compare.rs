@@ -26,9 +26,6 @@ pub struct Options {
     /// A look, in less than two minutes
     #[arg(long)]
     quick: bool,
-    /// Installs and measures the peers too
-    #[arg(long)]
-    peers: bool,
     /// Only these subjects
     #[arg(long, value_delimiter = ',')]
     subjects: Vec<String>,
@@ -55,7 +52,7 @@ pub fn run(options: &Options) -> Result<()> {
     if let Some(turns) = options.turns {
         plan.timing.turns = turns as usize;
     }
-    let mut subjects = subjects::all(options.peers);
+    let mut subjects = subjects::all();
     for name in &options.subjects {
         if !subjects.iter().any(|subject| subject.name() == name) {
             let names: Vec<&str> = subjects.iter().map(|subject| subject.name()).collect();
@@ -65,23 +62,12 @@ pub fn run(options: &Options) -> Result<()> {
     subjects.retain(|subject| {
         options.subjects.is_empty() || options.subjects.iter().any(|name| name == subject.name())
     });
-    let mut missing = Vec::new();
-    subjects.retain(|subject| match subject.install() {
-        Ok(()) => true,
-        Err(error) => {
-            missing.push((subject.name().to_owned(), format!("{error:#}")));
-            false
-        }
-    });
     let abouts = subjects
         .iter()
         .map(|subject| (subject.name().to_owned(), subject.about()));
     let cases: Vec<Case> = plan.cases().copied().collect();
     let turns = plan.timing.turns;
     let mut results = Results::new(abouts.collect(), cases, turns, options.quick);
-    for (subject, why) in missing {
-        results.fail("all", &subject, &why);
-    }
     let began = Instant::now();
     let measured = measure(&plan, &subjects, &mut results);
     results.took_s = began.elapsed().as_secs_f64();

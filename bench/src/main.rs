@@ -6,7 +6,6 @@ mod compare;
 mod faults;
 mod host;
 mod limits;
-mod peers;
 mod profiles;
 mod report;
 mod statistics;
@@ -26,7 +25,7 @@ enum Arguments {
     Profiles(profiles::Options),
     /// One-way latency with and without what an engine keeps for its successor
     Survival(survival::Options),
-    /// Portolan, the limits and the peers, taking turns
+    /// Portolan and the limits of the machine, taking turns
     Compare(compare::Options),
     /// A process of a subject; the others start it
     #[command(hide = true)]

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: Portolan, the limits and the peers, compared.
+//! `cargo xtask bench`: Portolan and the limits of the machine, compared.
 
 use std::process::Command;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::{build, setup};
 
 /// What is compared with other people's releases is one of ours: no checks of arithmetic, whole-program optimisation.
 const PROFILE: &str = "release";
-/// Bound on the comparison; a full one takes less than half an hour, peers have to be installed too.
+/// Bound on the comparison; a full one takes less than half an hour.
 const COMPARING: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// Builds what is compared and what compares it, and runs it with these arguments.

@@ -4,13 +4,9 @@
 //! subject. The bench starts it for a group of cases, asks it one case after the other, and drops it, which must leave the interfaces
 //! as they were found and no process behind: the next subject is started on them a moment later.
 //!
-//! There are two ways to write one:
-//! - on [`Pair`], with actors of this program, if the subject can be linked into it: then everybody is measured by the same loop;
-//! - on [`commands`], with programs of others that measure themselves and print figures.
-//!
-//! To be measured it must be in the list that [`all`] makes; peers, in the one of [`crate::peers`].
+//! One is written on [`Pair`], with actors of this program, so that everybody is measured by the same loop. To be measured it must be in the
+//! list that [`all`] makes.
 
-pub mod commands;
 mod limits;
 mod pair;
 mod portolan;
@@ -22,7 +18,6 @@ use anyhow::Result;
 use hdrhistogram::Histogram;
 
 use crate::cases::Case;
-use crate::peers;
 pub use pair::Pair;
 pub use scene::{Scene, Side};
 
@@ -30,14 +25,6 @@ pub use scene::{Scene, Side};
 pub trait Subject {
     /// As DESIGN §9 names it.
     fn name(&self) -> &str;
-
-    /// Installs what it needs and this machine lacks. Asked first, and only of who is to be measured.
-    ///
-    /// # Errors
-    /// Why it cannot be installed; it is then left out, and the report says so.
-    fn install(&self) -> Result<()> {
-        Ok(())
-    }
 
     /// What it is: its version, and how it is run.
     fn about(&self) -> About;
@@ -153,11 +140,8 @@ pub mod unit {
 }
 
 /// Everyone, in the order of the tables.
-pub fn all(with_peers: bool) -> Vec<Box<dyn Subject>> {
+pub fn all() -> Vec<Box<dyn Subject>> {
     let mut subjects: Vec<Box<dyn Subject>> = vec![Box::new(portolan::Portolan)];
     subjects.extend(limits::all());
-    if with_peers {
-        subjects.extend(peers::all());
-    }
     subjects
 }
