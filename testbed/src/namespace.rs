@@ -9,7 +9,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount,
+};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 use crate::process;
 
@@ -94,6 +97,24 @@ impl Namespace {
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         })
+    }
+
+    /// Moves the calling thread inside for good, with its own view of `/sys`, as `ip netns exec` does for a process. What it starts is inside,
+    /// too.
+    pub fn enter(&self) -> Result<()> {
+        let handle = File::open(self.handle())
+            .with_context(|| format!("network namespace {} is gone", self.name))?;
+        let enter = || -> rustix::io::Result<()> {
+            move_into_link_name_space(handle.as_fd(), Some(LinkNameSpaceType::Network))?;
+            // SAFETY: no descriptor is unshared; the thread's directory and mounts become its own.
+            unsafe { unshare_unsafe(UnshareFlags::FS | UnshareFlags::NEWNS)? };
+            // What is mounted inside is nobody else's.
+            let slave = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
+            mount_change("/", slave)?;
+            unmount("/sys", UnmountFlags::DETACH)?;
+            mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None)
+        };
+        enter().with_context(|| format!("cannot enter network namespace {}", self.name))
     }
 
     /// Every process whose network this is.

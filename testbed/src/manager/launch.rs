@@ -1,30 +1,36 @@
-//! One start of a supervisor with what its manager kept. An `unsafe` island: descriptors are put in place between fork and exec.
+//! What every start of a supervisor has in common, and one start with what its manager kept.
+//!
+//! A manager is to cost a machine as little as systemd does, which stays in memory and never copies itself: a supervisor that comes back comes
+//! to processors that its engines and their applications need. So the manager's thread moves into the node's network once
+//! ([`Namespace::enter`]), and its children, who inherit that, are born without a copy of the page tables (`birth.rs`). Rejected: `ip
+//! netns exec` and a shell for each start, which took 5 ms of a core and held up others for up to 2 ms at a time.
 
+use std::collections::BTreeMap;
+use std::ffi::{CString, OsString};
 use std::fs::{self, File};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
 
 use anyhow::{Context, Result};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with, sockopt,
 };
 
-use crate::node::Node;
+use crate::namespace::Namespace;
 
+use super::birth::{self, Born};
 use super::store::Store;
 
 /// The first inherited descriptor (`SD_LISTEN_FDS_START`).
-const FIRST: i32 = 3;
-/// `LISTEN_PID` is known only after fork; the shell becomes the daemon, so its number is the daemon's.
-const TELL_PID: &str = r#"export LISTEN_PID=$$; exec "$0" "$@""#;
+pub(super) const FIRST: i32 = 3;
 
 /// What every start has in common.
 pub(super) struct Launch {
-    pub node: Node,
+    pub namespace: Namespace,
     pub config: PathBuf,
     pub log: File,
+    pub null: File,
     pub notify: PathBuf,
     pub env: Vec<(String, String)>,
     pub first_env: Vec<(String, String)>,
@@ -32,47 +38,52 @@ pub(super) struct Launch {
 }
 
 impl Launch {
-    /// Starts it.
-    pub fn start(&self, program: &Path, first: bool, store: &Store) -> Result<Child> {
-        let mut command = self.node.command("sh");
-        command
-            .args(["-c", TELL_PID])
-            .arg(program)
-            .arg("--config")
-            .arg(&self.config)
-            .envs(self.env.iter().map(|(name, value)| (name, value)))
-            .env("NOTIFY_SOCKET", &self.notify)
-            .env("FDSTORE", self.store_max.to_string())
-            .stdin(Stdio::null())
-            .stdout(self.log.try_clone()?)
-            .stderr(self.log.try_clone()?)
-            .process_group(0);
-        if first {
-            command.envs(self.first_env.iter().map(|(name, value)| (name, value)));
-        }
+    /// Starts it, in the namespaces of the thread that calls.
+    pub fn start(&self, program: &Path, first: bool, store: &Store) -> Result<Born> {
+        let text = |text: &[u8]| CString::new(text).context("a zero byte");
         let count = i32::try_from(store.names().len())?;
         let (names, fds) = store.hand_out(FIRST + count)?;
-        if count > 0 {
-            command
-                .env("LISTEN_FDS", count.to_string())
-                .env("LISTEN_FDNAMES", names.join(":"));
+        let listen = (count > 0).then(|| (count.to_string(), names.join(":")));
+        let environment = self.environment(first, listen);
+        let environment = environment.into_iter().map(|(name, value)| {
+            let bytes = [name.into_vec(), value.into_vec()].join(&b'=');
+            CString::new(bytes).context("a zero byte")
+        });
+        let program = text(program.as_os_str().as_bytes())?;
+        let config = text(self.config.as_os_str().as_bytes())?;
+        let descriptors: Vec<i32> = [&self.null, &self.log, &self.log]
+            .map(AsRawFd::as_raw_fd)
+            .into_iter()
+            .chain(fds.iter().map(AsRawFd::as_raw_fd))
+            .collect();
+        birth::bear(&birth::Plan {
+            program: &program,
+            arguments: &[program.clone(), c"--config".into(), config],
+            environment: &environment.collect::<Result<Vec<_>>>()?,
+            descriptors: &descriptors,
+            tell_pid: count > 0,
+        })
+        .with_context(|| format!("cannot start {}", program.to_string_lossy()))
+    }
+
+    fn environment(
+        &self,
+        first: bool,
+        listen: Option<(String, String)>,
+    ) -> BTreeMap<OsString, OsString> {
+        let inherited = std::env::vars_os();
+        let mut all: BTreeMap<OsString, OsString> =
+            inherited.filter(|(name, _)| name != birth::PID).collect();
+        let more = self.env.iter();
+        let more = more.chain(self.first_env.iter().filter(|_| first));
+        all.extend(more.map(|(name, value)| (name.into(), value.into())));
+        all.insert("NOTIFY_SOCKET".into(), self.notify.clone().into());
+        all.insert("FDSTORE".into(), self.store_max.to_string().into());
+        if let Some((count, names)) = listen {
+            all.insert("LISTEN_FDS".into(), count.into());
+            all.insert("LISTEN_FDNAMES".into(), names.into());
         }
-        let sources: Vec<i32> = fds.iter().map(AsRawFd::as_raw_fd).collect();
-        let put_in_place = move || {
-            for (source, place) in sources.iter().zip(FIRST..) {
-                // SAFETY: two numbers; `source` is open in the parent, which waits. What was at `place` can only be the pipe over which
-                // the standard library hears that exec failed; exec of `ip` does not.
-                if unsafe { libc::dup2(*source, place) } < 0 {
-                    return Err(std::io::Error::last_os_error());
-                }
-            }
-            Ok(())
-        };
-        // SAFETY: the closure makes plain system calls on numbers made before the fork; it neither allocates nor locks.
-        unsafe { command.pre_exec(put_in_place) };
-        let child = command.spawn().context("cannot start ip netns exec")?;
-        drop(fds);
-        Ok(child)
+        all
     }
 }
 

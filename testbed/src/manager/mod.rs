@@ -21,6 +21,7 @@
 //!
 //! Not done: that systemd takes a descriptor which is in the store under another name for the same.
 
+mod birth;
 mod launch;
 mod store;
 
@@ -28,17 +29,18 @@ use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ExitStatus};
+use std::process::ExitStatus;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::node::Node;
 
+use birth::Born;
 use launch::Launch;
 use store::Store;
 
@@ -163,9 +165,10 @@ impl Manager {
             changed: Condvar::new(),
         });
         let launch = Launch {
-            node: node.clone(),
+            namespace: node.namespace().clone(),
             config: config.to_owned(),
             log: log.try_clone()?,
+            null: File::options().read(true).open("/dev/null")?,
             notify: path.clone(),
             env: env.to_vec(),
             first_env: options.first_env.clone(),
@@ -176,7 +179,10 @@ impl Manager {
             .spawn({
                 let (shared, wake) = (Arc::clone(&shared), Arc::clone(&wake));
                 move || {
-                    if let Err(error) = look_after(&shared, &launch, &socket, &wake) {
+                    let inside = launch.namespace.enter();
+                    if let Err(error) =
+                        inside.and_then(|()| look_after(&shared, &launch, &socket, &wake))
+                    {
                         shared.update(|state| state.failure = Some(format!("{error:#}")));
                     }
                     shared.update(|state| state.ended = true);
@@ -372,17 +378,17 @@ fn look_after(shared: &Shared, launch: &Launch, notify: &OwnedFd, wake: &OwnedFd
             shared.update(|state| state.store.drop_hung_up());
             continue;
         };
-        let mut child = {
+        let child = {
             let mut state = shared.lock();
             let first = state.starts == 0;
             let child = launch.start(&program, first, &state.store)?;
-            state.pid = Some(child.id().cast_signed());
+            state.pid = Some(child.pid.as_raw_pid());
             state.starts += 1;
             state.ready = false;
             child
         };
         shared.changed.notify_all();
-        let abandoned = attend(shared, &mut child, notify, wake)?;
+        let abandoned = attend(shared, &child, notify, wake)?;
         if abandoned {
             return Ok(());
         }
@@ -407,11 +413,10 @@ fn look_after(shared: &Shared, launch: &Launch, notify: &OwnedFd, wake: &OwnedFd
 }
 
 /// Looks after one supervisor until it is dead and all that it said has been heard. True: we are to leave it alone.
-fn attend(shared: &Shared, child: &mut Child, notify: &OwnedFd, wake: &OwnedFd) -> Result<bool> {
-    let pid = Pid::from_child(child);
-    let pidfd = pidfd_open(pid, PidfdFlags::empty()).context("pidfd_open")?;
+fn attend(shared: &Shared, child: &Born, notify: &OwnedFd, wake: &OwnedFd) -> Result<bool> {
+    let pid = child.pid;
     loop {
-        let dead = pause(notify, wake, Some(&pidfd))?;
+        let dead = pause(notify, wake, Some(&child.pidfd))?;
         let abandoned = shared.update(|state| {
             state.store.drop_hung_up();
             if state.wanted == Wanted::Abandoned {
