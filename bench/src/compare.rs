@@ -29,6 +29,9 @@ pub struct Options {
     /// Only these subjects
     #[arg(long, value_delimiter = ',')]
     subjects: Vec<String>,
+    /// Also what people use today, and what was installed for that: UCX, libfabric, Open MPI
+    #[arg(long)]
+    peers: bool,
     /// Turns of every subject at every case
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     turns: Option<u32>,
@@ -59,8 +62,10 @@ pub fn run(options: &Options) -> Result<()> {
             bail!("there is no subject {name}; there are: {}", names.join(" "));
         }
     }
-    subjects.retain(|subject| {
-        options.subjects.is_empty() || options.subjects.iter().any(|name| name == subject.name())
+    let is_named = |name: &str| options.subjects.iter().any(|named| named == name);
+    subjects.retain(|subject| match options.subjects.is_empty() {
+        true => options.peers || !subject.is_extra(),
+        false => is_named(subject.name()),
     });
     let abouts = subjects
         .iter()

@@ -11,6 +11,7 @@ mod handle;
 mod orders;
 mod port;
 mod port_alone;
+mod socket;
 mod work;
 
 use std::path::PathBuf;
@@ -20,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 pub use handle::Actor;
 pub use orders::{Orders, Phase};
+pub use socket::{DATAGRAM, Protocol, SocketRole};
 pub use work::histogram;
 
 use crate::limits;
@@ -35,6 +37,8 @@ pub enum Role {
     Relay(limits::RelayRole),
     /// The application of a relay.
     Client(limits::ClientRole),
+    /// An application with a socket of the kernel.
+    Socket(SocketRole),
 }
 
 /// An application of a Portolan node.
@@ -187,6 +191,7 @@ pub fn run(role: &str) -> Result<()> {
         Role::Port(role) => work::serve(&mut port::Ports::new(role)?, &orders),
         Role::Raw(role) => work::serve(&mut limits::Raw::open(&role)?, &orders),
         Role::Client(role) => work::serve(&mut limits::Client::open(&role)?, &orders),
+        Role::Socket(role) => work::serve(&mut socket::Sockets::open(&role)?, &orders),
         Role::Relay(role) => limits::relay(&role, &orders),
     }
 }

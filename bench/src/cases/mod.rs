@@ -106,6 +106,17 @@ impl Case {
         }
     }
 
+    /// Whether it is about one sender and one receiver, which everybody can be.
+    pub fn is_plain(&self) -> bool {
+        match self {
+            Self::PingPong { .. }
+            | Self::Rate { .. }
+            | Self::Stream { .. }
+            | Self::AllSize { .. } => true,
+            Self::FanIn { .. } | Self::Ports { .. } | Self::Idle { .. } | Self::Startup => false,
+        }
+    }
+
     /// The subject it is held against: what is physically there to be reached. None where there is no such thing.
     pub fn limit(&self) -> Option<&'static str> {
         match self {

@@ -19,16 +19,6 @@ pub fn all() -> Vec<Box<dyn Subject>> {
     ]
 }
 
-/// Cases with one sender and one receiver.
-fn is_plain(case: &Case) -> bool {
-    match case {
-        Case::PingPong { .. } | Case::Rate { .. } | Case::Stream { .. } | Case::AllSize { .. } => {
-            true
-        }
-        Case::FanIn { .. } | Case::Ports { .. } | Case::Idle { .. } | Case::Startup => false,
-    }
-}
-
 /// `limit-raw-xdp`.
 struct RawXdp;
 
@@ -45,7 +35,7 @@ impl Subject for RawXdp {
     }
 
     fn offers(&self, case: &Case) -> bool {
-        is_plain(case)
+        case.is_plain()
     }
 
     fn start<'a>(&'a self, scene: &'a Scene<'a>, _: &[Case]) -> Result<Box<dyn Started + 'a>> {
@@ -88,7 +78,7 @@ impl Subject for Relay {
     }
 
     fn offers(&self, case: &Case) -> bool {
-        is_plain(case)
+        case.is_plain()
     }
 
     fn start<'a>(&'a self, scene: &'a Scene<'a>, _: &[Case]) -> Result<Box<dyn Started + 'a>> {

@@ -7,7 +7,9 @@
 //! One is written on [`Pair`], with actors of this program, so that everybody is measured by the same loop. To be measured it must be in the
 //! list that [`all`] makes.
 
+mod kernel;
 mod limits;
+mod offloads;
 mod pair;
 mod portolan;
 mod scene;
@@ -28,6 +30,11 @@ pub trait Subject {
 
     /// What it is: its version, and how it is run.
     fn about(&self) -> About;
+
+    /// Whether it is measured only with `--peers`, or when it is named.
+    fn is_extra(&self) -> bool {
+        false
+    }
 
     /// Whether it has an answer to this case.
     fn offers(&self, case: &Case) -> bool;
@@ -143,5 +150,6 @@ pub mod unit {
 pub fn all() -> Vec<Box<dyn Subject>> {
     let mut subjects: Vec<Box<dyn Subject>> = vec![Box::new(portolan::Portolan)];
     subjects.extend(limits::all());
+    subjects.extend(kernel::all());
     subjects
 }

@@ -1,0 +1,69 @@
+//! What the interfaces do for the kernel's own protocols.
+//!
+//! A lab's interfaces do nothing of the kind, because frames of others are to look as they do on a wire. Peers are measured as their
+//! users run them, so with what a veth pair does unless told otherwise, and without segmentation: as if each frame were one of the MTU.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use portolan_testbed::process;
+
+use super::{Scene, Side};
+
+/// Bound on ethtool.
+const STEP: Duration = Duration::from_secs(20);
+
+/// What interfaces do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offloads {
+    /// Checksums are left out, streams cross in pieces of up to 64 KiB.
+    All,
+    /// Checksums are left out, streams cross in frames.
+    NoSegments,
+    /// Nothing.
+    None,
+}
+
+impl Offloads {
+    /// As ethtool is told.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::All => "tx on sg on tso on gso on gro on",
+            Self::NoSegments => "tx on sg on tso off gso off gro off",
+            Self::None => "tx off gro off tso off gso off",
+        }
+    }
+}
+
+/// Interfaces that do something else than a lab's usually do. Dropping it changes them back.
+pub struct Switched<'a> {
+    scene: &'a Scene<'a>,
+}
+
+impl<'a> Switched<'a> {
+    /// Both interfaces.
+    pub fn to(offloads: Offloads, scene: &'a Scene<'a>) -> Result<Self> {
+        let switched = Self { scene };
+        switched.switch(offloads)?;
+        Ok(switched)
+    }
+
+    fn switch(&self, to: Offloads) -> Result<()> {
+        for side in [Side::One, Side::Two] {
+            let node = self.scene.node(side);
+            let mut command = node.command("ethtool");
+            command.args(["-K", &node.interface()]);
+            command.args(to.words().split_ascii_whitespace());
+            process::run_ok(&mut command, STEP)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Switched<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.switch(Offloads::None) {
+            eprintln!("interfaces keep their offloads: {error:#}");
+        }
+    }
+}
