@@ -12,6 +12,8 @@ use serde_json::Value;
 /// Bound on each.
 const COMPARED: Duration = Duration::from_secs(90);
 const PAUSE: Duration = Duration::from_millis(5);
+/// Long enough for thousands of frames.
+const STOPPED: Duration = Duration::from_millis(5);
 
 fn compare() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_portolan-bench"));
@@ -48,6 +50,8 @@ fn every_subject_has_a_figure() {
         "limit-raw-xdp",
         "limit-relay",
         "limit-relay-crc",
+        "kernel-tcp",
+        "kernel-tcp-nogso",
     ] {
         let ways = of("pingpong-64", subject);
         assert_eq!(ways["metric"], "one_way_ns");
@@ -61,11 +65,73 @@ fn every_subject_has_a_figure() {
             (&"bit/s".into(), &1500.into())
         );
         assert!(stream["value"].as_f64() > Some(1e7), "{stream}");
+        // Everything that was sent came, nothing twice.
+        assert!(stream["note"].is_null(), "{stream}");
         assert!(said.contains(subject), "{said}");
     }
     assert_eq!(of("pingpong-64", "limit-relay")["ratio_to_limit"], 1.0);
     let stream = of("stream-64k-mtu1500", "limit-relay-crc");
     assert_eq!(stream["ratio_to_limit"], 1.0);
+}
+
+// One turn of who sleeps, and of UDP in its forms. Expect: figures of all.
+#[test]
+fn peers_that_need_nothing_installed_are_measured_when_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("report.json");
+    let mut command = compare();
+    let names = "kernel-tcp-blocking,kernel-tcp-blocking-nogso,kernel-udp,kernel-udp-gso,kernel-udp-blocking";
+    command.args(["pingpong-64", "rate-64", "--turns", "1", "--json"]);
+    command.arg(&path).args(["--subjects", names]);
+    let finished = process::run(&mut command, COMPARED).unwrap();
+    let said = format!("{}{}", finished.stdout, finished.stderr);
+    assert!(finished.status.success(), "{said}");
+    let report: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    for subject in names.split(',') {
+        for case in ["pingpong-64", "rate-64"] {
+            let results = report["results"].as_array().unwrap();
+            let is = |line: &&Value| line["case"] == case && line["subject"] == subject;
+            let line = results.iter().find(is);
+            let line = line.unwrap_or_else(|| panic!("nothing of {subject} at {case}: {said}"));
+            assert!(line["value"].as_f64() > Some(100.0), "{line}");
+        }
+    }
+}
+
+// Who receives is stopped for a while, again and again, in the middle of a stream. Expect: limits lose nothing for it.
+#[test]
+fn a_limit_waits_for_who_is_not_on_its_core() {
+    for (subject, actor) in [("limit-raw-xdp", "Raw"), ("limit-relay-crc", "Relay")] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("report.json");
+        let mut command = compare();
+        command.args(["stream-64k-mtu1500", "--turns", "3", "--subjects", subject]);
+        let mut bench = command.arg("--json").arg(&path).spawn().unwrap();
+        let deadline = Instant::now() + COMPARED;
+        let mut stops = 0;
+        while bench.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "it does not end");
+            let all = descendants(bench.id()).into_iter();
+            for pid in all.filter(|&pid| program(pid).contains(actor)) {
+                let Some(pid) = Pid::from_raw(pid.cast_signed()) else {
+                    continue;
+                };
+                if kill_process(pid, Signal::STOP).is_ok() {
+                    std::thread::sleep(STOPPED);
+                    // It may have been ended meanwhile.
+                    let _ = kill_process(pid, Signal::CONT);
+                    stops += 1;
+                }
+            }
+            std::thread::sleep(PAUSE);
+        }
+        assert!(stops >= 10, "it was stopped only {stops} times");
+        let report: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let stream = &report["results"][0];
+        assert_eq!(stream["subject"], subject);
+        assert_eq!(stream["turns"], 3, "{report}");
+        assert!(stream["note"].is_null(), "{stream}");
+    }
 }
 
 /// Children of a process, and theirs.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use portolan_testbed::{cancel, process};
 
-use super::{Answer, Job, Order, Role};
+use super::{Answer, Job, Order, Role, Totals};
 
 /// Bound on the start of an actor, and on getting ready for a job: memory is faulted in.
 const READY: Duration = Duration::from_secs(20);
@@ -84,11 +84,12 @@ impl Actor {
         }
     }
 
-    /// Has it send no more, and waits until all it sent has ended and nothing comes any more.
-    pub fn settle(&mut self) -> Result<()> {
-        self.order(Order::Quiet)?;
+    /// Has it send no more, and waits until all it sent has ended and nothing comes any more: when it has had so many, if that is
+    /// known, or much later. What it sent and what came.
+    pub fn settle(&mut self, expected: Option<u64>) -> Result<Totals> {
+        self.order(Order::Quiet { expected })?;
         match self.answer(ENDED)? {
-            Answer::Settled => Ok(()),
+            Answer::Settled(totals) => Ok(totals),
             other => Err(self.explain(&format!("did not settle but says {other:?}"))),
         }
     }

@@ -57,8 +57,11 @@ pub enum Order {
     Job(Job),
     /// To begin.
     Go,
-    /// To send no more, and answer [`Answer::Settled`] when all that was sent has ended and nothing has come for a while.
-    Quiet,
+    /// To send no more, and answer [`Answer::Settled`] when all that was sent has ended and nothing comes any more. May be said again.
+    Quiet {
+        /// How many messages are to come in all, where that is known: they are waited for.
+        expected: Option<u64>,
+    },
     /// To end the job; answered [`Answer::Done`].
     Stop,
 }
@@ -112,7 +115,7 @@ pub enum Answer {
     /// Times in nanoseconds to attach, to open a port, and for the first message there and back.
     Startup([Vec<(u64, u64)>; 3]),
     /// All that was sent has ended, and nothing comes any more.
-    Settled,
+    Settled(Totals),
     /// The job is over.
     Done,
     /// It cannot.
@@ -132,6 +135,17 @@ pub struct Flow {
     pub shares: Vec<u64>,
     /// Frames that came and found no room, since the actor began.
     pub missed: u64,
+}
+
+/// All messages of a job, measured or not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Totals {
+    /// Handed over.
+    pub sent: u64,
+    /// Taken.
+    pub came: u64,
+    /// Bytes of those.
+    pub came_bytes: u64,
 }
 
 /// A message that came.
@@ -157,6 +171,11 @@ pub trait Ends {
 
     /// Hands a message over. False: not now, or not all of it yet; to be called again with the same.
     fn send(&mut self, end: usize, bytes: usize) -> Result<bool>;
+
+    /// Whether a message was handed over in part: it is, also when nothing else is to be sent. Not settled until then.
+    fn partial(&self, _end: usize) -> bool {
+        false
+    }
 
     /// Takes a message that came whole.
     fn receive(&mut self, end: usize) -> Result<Option<Arrival>>;

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, Write, stdin, stdout};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use anyhow::{Context, Result};
@@ -24,20 +24,36 @@ pub enum Phase {
 
 /// Orders from standard input. One word says how far the job at hand is to go; jobs wait in a queue.
 pub struct Orders {
-    phase: Arc<AtomicU32>,
+    words: Arc<Words>,
     jobs: Receiver<Job>,
     go: Receiver<()>,
+}
+
+/// What who works looks at; only the thread that listens writes it.
+#[derive(Default)]
+struct Words {
+    phase: AtomicU32,
+    /// How often it was told to be quiet, and how much was to come then, one more than it is; 0: not known.
+    quiet: AtomicU32,
+    expected: AtomicU64,
 }
 
 impl Orders {
     /// Begins to listen.
     pub fn listen() -> Self {
-        let phase = Arc::new(AtomicU32::new(Phase::Waiting as u32));
+        let words = Arc::new(Words::default());
         let (tell_job, jobs) = channel();
         let (tell_go, go) = channel();
-        let listener = Arc::clone(&phase);
+        let listener = Arc::clone(&words);
         std::thread::spawn(move || listen(&listener, &tell_job, &tell_go));
-        Self { phase, jobs, go }
+        Self { words, jobs, go }
+    }
+
+    /// How often it was told to be quiet since the process began, and how many messages are to come.
+    pub fn quiet(&self) -> (u32, Option<u64>) {
+        let count = self.words.quiet.load(Ordering::Acquire);
+        let expected = self.words.expected.load(Ordering::Relaxed);
+        (count, expected.checked_sub(1))
     }
 
     /// The next job; `None` when there will be no more.
@@ -53,7 +69,7 @@ impl Orders {
 
     /// How far the job is to go.
     pub fn phase(&self) -> Phase {
-        match self.phase.load(Ordering::Relaxed) {
+        match self.words.phase.load(Ordering::Relaxed) {
             0 => Phase::Waiting,
             1 => Phase::Running,
             2 => Phase::Quiet,
@@ -71,7 +87,8 @@ impl Orders {
 }
 
 /// Until standard input ends; then everything is over.
-fn listen(phase: &AtomicU32, jobs: &Sender<Job>, go: &Sender<()>) {
+fn listen(words: &Words, jobs: &Sender<Job>, go: &Sender<()>) {
+    let phase = &words.phase;
     for line in stdin().lock().lines() {
         let Ok(line) = line else { break };
         let next = match serde_json::from_str(&line) {
@@ -86,7 +103,12 @@ fn listen(phase: &AtomicU32, jobs: &Sender<Job>, go: &Sender<()>) {
                 let _ = go.send(());
                 continue;
             }
-            Ok(Order::Quiet) => Phase::Quiet,
+            Ok(Order::Quiet { expected }) => {
+                let expected = expected.map_or(0, |count| count.saturating_add(1));
+                words.expected.store(expected, Ordering::Relaxed);
+                words.quiet.fetch_add(1, Ordering::Release);
+                Phase::Quiet
+            }
             Ok(Order::Stop) | Err(_) => Phase::Over,
         };
         phase.store(next as u32, Ordering::Relaxed);

@@ -317,6 +317,10 @@ impl Ends for Sockets {
         }
     }
 
+    fn partial(&self, _end: usize) -> bool {
+        self.role.protocol == Protocol::Tcp && self.sent > 0
+    }
+
     fn receive(&mut self, _end: usize) -> Result<Option<Arrival>> {
         let is_stream = self.role.protocol == Protocol::Tcp;
         let of_one = if is_stream { self.bytes } else { 1 };
@@ -351,9 +355,8 @@ impl Ends for Sockets {
 
     fn settled(&mut self) -> Result<bool> {
         match self.role.protocol {
-            // Half a message would never end.
-            Protocol::Tcp if self.sent > 0 => self.send(0, self.bytes),
-            Protocol::Tcp | Protocol::Udp => Ok(true),
+            Protocol::Tcp => Ok(self.sent == 0),
+            Protocol::Udp => Ok(true),
             Protocol::UdpSegments => self.flush(),
         }
     }

@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 use hdrhistogram::Histogram;
 
 use super::orders::{Orders, Phase};
-use super::{Answer, Arrival, Ends, Flow, Job};
+use super::{Answer, Arrival, Ends, Flow, Job, Totals};
 
 /// Messages handed over, or taken, before an actor looks at anything else.
 const BURST: usize = 64;
@@ -14,6 +14,8 @@ const BURST: usize = 64;
 const ARRIVED: Duration = Duration::from_secs(5);
 /// Silence after which nothing is under way any more: who relays has passed on what it had.
 const SILENCE: Duration = Duration::from_millis(3);
+/// The same while something is missing: then it is lost.
+const LONG_SILENCE: Duration = Duration::from_millis(300);
 /// Looks at an empty ring between two looks at the clock.
 const LOOKS: u32 = 1024;
 /// The longest way that is told apart.
@@ -166,7 +168,8 @@ fn flow(
     mut tally: Option<Tally>,
     orders: &Orders,
 ) -> Result<()> {
-    let mut settled = false;
+    let mut totals = Totals::default();
+    let (mut settled, _) = orders.quiet();
     let mut quiet_since = None;
     loop {
         let phase = orders.phase();
@@ -175,11 +178,13 @@ fn flow(
         }
         let mut moved = false;
         for end in 0..ends.count() {
-            if send && phase == Phase::Running {
+            if send {
                 for _ in 0..BURST {
-                    if !ends.send(end, bytes)? {
+                    let goes_on = phase == Phase::Running || ends.partial(end);
+                    if !goes_on || !ends.send(end, bytes)? {
                         break;
                     }
+                    totals.sent += 1;
                     moved = true;
                 }
             }
@@ -188,6 +193,8 @@ fn flow(
                     break;
                 };
                 moved = true;
+                totals.came += 1;
+                totals.came_bytes += arrival.bytes as u64;
                 if let Some(tally) = &mut tally {
                     tally.add(end, arrival);
                 }
@@ -203,11 +210,16 @@ fn flow(
             quiet_since = None;
             continue;
         }
-        if phase == Phase::Quiet && !settled && ends.settled()? {
+        let (told, expected) = orders.quiet();
+        if phase == Phase::Quiet && settled != told && ends.settled()? {
             let now = Instant::now();
-            if now - *quiet_since.get_or_insert(now) >= SILENCE {
-                settled = true;
-                orders.answer(&Answer::Settled)?;
+            let silence = match expected.is_some_and(|count| totals.came < count) {
+                true => LONG_SILENCE,
+                false => SILENCE,
+            };
+            if now - *quiet_since.get_or_insert(now) >= silence {
+                settled = told;
+                orders.answer(&Answer::Settled(totals))?;
             }
         }
         ends.pause();

@@ -6,8 +6,8 @@
 //! | `limit-relay` | on each core a relay process and an application, which pass messages over shared memory and give the core away with `sched_yield`; relays hand them on as frames | what a daemon costs before it does anything |
 //! | `limit-relay-crc` | the same; each relay copies every payload once and computes its CRC32C | what a *reliable* daemon costs before it does anything |
 //!
-//! None of them numbers, acknowledges, resends or checks anything, and none could be used: a lost frame is lost. The veth path loses
-//! none as long as the receiver keeps up, and how many did not find room is reported ([`crate::actor::Flow::missed`]).
+//! None of them resends or orders anything, and none could be used: a lost frame is lost. They send no more than the other end has room
+//! for (`window.rs`), so that none is lost; should one be, that is reported ([`crate::actor::Flow::missed`]).
 //!
 //! On xsk-rs, so that the limit shares no code, and no mistake, with what is held against it.
 
@@ -15,6 +15,7 @@ mod client;
 mod relay;
 mod shared;
 mod socket;
+mod window;
 mod wire;
 
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 //! An AF_XDP socket and the frames that go through it.
 //!
-//! A frame is an Ethernet header, [`Label`], and payload; frames longer than a chunk of the UMEM are of several pieces. Whoever sends
+//! A frame is an Ethernet header, [`Stamp`], [`Label`], and payload; frames longer than a chunk of the UMEM are of several pieces. Whoever sends
 //! stages frames and kicks the kernel once per batch; whoever receives sees each piece where it lies. Each chunk is in exactly one
 //! place: the free list or a ring of the socket. That is what every `unsafe` block here leans on.
 
@@ -15,6 +15,7 @@ use xsk_rs::config::{BindFlags, LibxdpFlags, QueueSize, SocketConfig, UmemConfig
 use xsk_rs::{CompQueue, FillQueue, FrameDesc, RxQueue, Socket as Xsk, TxQueue, Umem};
 
 use super::WireRole;
+use super::window::{STAMP, Stamp, Window};
 
 /// Entries of every ring, and chunks to send from.
 const RING: u32 = 2048;
@@ -44,8 +45,9 @@ pub struct Label {
     pub at: u32,
 }
 
-/// Bytes of a label.
+/// Bytes of a label, and of what [`Window`] has in front of a frame.
 pub const LABEL: usize = 16;
+const FRONT: usize = ETHERNET + LABEL + STAMP;
 
 impl Label {
     /// Whether the message ends with this frame.
@@ -118,6 +120,7 @@ pub struct Socket {
     scratch: Vec<FrameDesc>,
     /// The next piece continues a frame.
     inside: bool,
+    window: Window,
 }
 
 impl Socket {
@@ -184,7 +187,7 @@ impl Socket {
             completion,
             _steer: steer,
             ethernet,
-            frame: role.mtu as usize - LABEL,
+            frame: role.mtu as usize - LABEL - STAMP,
             chunk,
             free,
             staged: Vec::with_capacity(RING as usize),
@@ -192,6 +195,7 @@ impl Socket {
             taken: Vec::with_capacity(2 * BATCH),
             scratch: vec![blank; BATCH],
             inside: false,
+            window: Window::default(),
         })
     }
 
@@ -200,17 +204,26 @@ impl Socket {
         self.frame
     }
 
-    /// Frames that came and found no room.
+    /// Frames that were sent and did not come, whoever dropped them.
     pub fn missed(&self) -> u64 {
-        let statistics = self.rx.fd().xdp_statistics();
-        statistics.map_or(0, |s| {
-            s.rx_dropped() + s.rx_ring_full() + s.rx_fill_ring_empty_descs()
-        })
+        self.window.missing()
     }
 
-    /// Stages a frame; false when there is no room for it.
+    /// Stages a frame; false when there is no room for it, here or at the other end.
     pub fn stage(&mut self, label: Label, payload: Payload<'_>) -> bool {
-        let total = ETHERNET + LABEL + payload.len();
+        if !self.window.is_open() {
+            return false;
+        }
+        let stamp = self.window.next();
+        let staged = self.stage_with(stamp, label, payload);
+        if staged {
+            self.window.sent(stamp);
+        }
+        staged
+    }
+
+    fn stage_with(&mut self, stamp: Stamp, label: Label, payload: Payload<'_>) -> bool {
+        let total = FRONT + payload.len();
         let pieces = total.div_ceil(self.chunk);
         if self.free.len() < pieces {
             self.reap();
@@ -231,9 +244,10 @@ impl Socket {
             data.cursor().set_pos(len);
             let mut room = data.contents_mut();
             if piece == 0 {
-                let (front, rest) = room.split_at_mut(ETHERNET + LABEL);
+                let (front, rest) = room.split_at_mut(FRONT);
                 front[..ETHERNET].copy_from_slice(&self.ethernet);
-                front[ETHERNET..].copy_from_slice(&label);
+                front[ETHERNET..][..STAMP].copy_from_slice(&stamp.to_bytes());
+                front[ETHERNET + STAMP..].copy_from_slice(&label);
                 room = rest;
             }
             if let Payload::Copied(bytes) = payload {
@@ -279,8 +293,10 @@ impl Socket {
             let bytes = data.contents();
             if std::mem::replace(&mut self.inside, chunk.has_more_frames()) {
                 piece(None, bytes);
-            } else if let Some((label, rest)) = bytes.split_at_checked(ETHERNET + LABEL)
-                && let Some(label) = Label::read(&label[ETHERNET..])
+            } else if let Some((front, rest)) = bytes.split_at_checked(FRONT)
+                && let Some(stamp) = Stamp::read(&front[ETHERNET..])
+                && let Some(label) = Label::read(&front[ETHERNET + STAMP..])
+                && self.window.came(stamp)
             {
                 piece(Some(label), rest);
             }
@@ -290,6 +306,14 @@ impl Socket {
             // SAFETY: chunks of our UMEM that came out of the receive ring and are in no other.
             let given = unsafe { self.fill.produce(&self.taken) };
             self.taken.drain(..given);
+        }
+        // Once there is room again for what was taken.
+        if self.window.owes() {
+            let stamp = self.window.word();
+            if self.stage_with(stamp, Label::default(), Payload::Anything(0)) {
+                self.window.sent(stamp);
+                self.flush();
+            }
         }
         count > 0
     }

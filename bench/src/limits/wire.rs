@@ -70,6 +70,10 @@ impl Ends for Raw {
         }
     }
 
+    fn partial(&self, _end: usize) -> bool {
+        self.left.is_some()
+    }
+
     fn receive(&mut self, _end: usize) -> Result<Option<Arrival>> {
         self.socket.flush();
         if self.came.is_empty() {
@@ -89,6 +93,10 @@ impl Ends for Raw {
         // In no order: nobody asks which of them it was.
         let bytes = self.came.pop();
         Ok(bytes.map(|bytes| Arrival { bytes, source: 0 }))
+    }
+
+    fn settled(&mut self) -> Result<bool> {
+        Ok(self.left.is_none())
     }
 
     fn pause(&mut self) {

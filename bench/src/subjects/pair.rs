@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use hdrhistogram::Histogram;
 
 use super::{Figure, metric, unit};
-use crate::actor::{Actor, Answer, Flow, Job, Order};
+use crate::actor::{Actor, Answer, Flow, Job, Order, Totals};
 use crate::cases::Case;
 use crate::statistics::jain;
 
@@ -64,8 +64,8 @@ impl Pair {
         Ok(Figure::times(metric::ONE_WAY, histogram(&ways)?))
     }
 
-    /// What came at side two.
-    fn flow(&mut self, bytes: usize, lasting: Duration) -> Result<Flow> {
+    /// What came at side two, and what should be known beside it.
+    fn flow(&mut self, bytes: usize, lasting: Duration) -> Result<(Flow, Option<String>)> {
         let job = |send, receive| Job::Flow {
             bytes,
             send,
@@ -81,26 +81,29 @@ impl Pair {
             actor.order(Order::Go)?;
         }
         let flow = self.two.flow(lasting)?;
+        let mut sent = 0;
         for actor in &mut self.one {
-            actor.settle()?;
+            sent += actor.settle(None)?.sent;
         }
-        self.two.settle()?;
+        let came = self.two.settle(Some(sent))?;
         for actor in &mut self.one {
             actor.stop()?;
         }
         self.two.stop()?;
-        Ok(flow)
+        let lost = lost(sent, &came, bytes)?;
+        let note = missed(&flow).or(lost);
+        Ok((flow, note))
     }
 
     /// Messages, and payload.
     fn one_way(&mut self, bytes: usize, lasting: Duration) -> Result<(Figure, Figure)> {
-        let flow = self.flow(bytes, lasting)?;
+        let (flow, note) = self.flow(bytes, lasting)?;
         let seconds = flow.ns as f64 / 1e9;
         let messages = flow.messages as f64 / seconds;
         let bits = flow.bytes as f64 * 8.0 / seconds;
         Ok((
-            Figure::number(metric::RATE, messages, unit::PER_SECOND).with_note(missed(&flow)),
-            Figure::number(metric::THROUGHPUT, bits, unit::BITS).with_note(missed(&flow)),
+            Figure::number(metric::RATE, messages, unit::PER_SECOND).with_note(note.clone()),
+            Figure::number(metric::THROUGHPUT, bits, unit::BITS).with_note(note),
         ))
     }
 
@@ -118,21 +121,23 @@ impl Pair {
         self.first()?.order(Order::Go)?;
         let flows = [self.first()?.flow(lasting)?, self.two.flow(lasting)?];
         // Each goes on taking what the other has under way.
-        self.first()?.settle()?;
-        self.two.settle()?;
+        let from_one = self.first()?.settle(None)?.sent;
+        let two = self.two.settle(Some(from_one))?;
+        let one = self.first()?.settle(Some(two.sent))?;
+        let lost = lost(from_one, &two, bytes)?.or(lost(two.sent, &one, bytes)?);
         self.first()?.stop()?;
         self.two.stop()?;
         let bits = flows
             .iter()
             .map(|flow| flow.bytes as f64 * 8e9 / flow.ns as f64);
         let [one, two] = &flows;
-        let note = missed(one).or_else(|| missed(two));
+        let note = missed(one).or_else(|| missed(two)).or(lost);
         Ok(Figure::number(metric::BOTH_WAYS, bits.sum(), unit::BITS).with_note(note))
     }
 
     /// Of so many pairs of ports.
     fn fairness(&mut self, bytes: usize, pairs: usize, lasting: Duration) -> Result<Vec<Figure>> {
-        let flow = self.flow(bytes, lasting)?;
+        let (flow, note) = self.flow(bytes, lasting)?;
         let bits = flow.bytes as f64 * 8e9 / flow.ns as f64;
         Ok(vec![
             Figure::number(
@@ -140,7 +145,7 @@ impl Pair {
                 jain(&shares(&flow.shares, pairs)?),
                 unit::ONE,
             ),
-            Figure::number(metric::THROUGHPUT, bits, unit::BITS).with_note(missed(&flow)),
+            Figure::number(metric::THROUGHPUT, bits, unit::BITS).with_note(note),
         ])
     }
 }
@@ -162,6 +167,25 @@ impl Actor {
             other => bail!("a flow was expected, not {other:?}"),
         }
     }
+}
+
+/// What is said of messages that never came.
+///
+/// # Errors
+/// More came than were sent, or others.
+fn lost(sent: u64, came: &Totals, bytes: usize) -> Result<Option<String>> {
+    let (messages, whole) = (came.came, came.came * bytes as u64);
+    ensure!(
+        messages <= sent,
+        "{messages} messages came, {sent} were sent"
+    );
+    ensure!(
+        came.came_bytes == whole || messages < sent,
+        "{} bytes came, not {whole}",
+        came.came_bytes
+    );
+    let lost = sent - messages;
+    Ok((lost > 0).then(|| format!("{lost} of {sent} messages were lost")))
 }
 
 fn missed(flow: &Flow) -> Option<String> {
@@ -195,5 +219,20 @@ mod tests {
         let shares = shares(&[5, 5, 5], 4).unwrap();
         assert!((jain(&shares) - 0.75).abs() < 1e-9);
         assert!(super::shares(&[1, 1, 1], 2).is_err());
+    }
+
+    // What was sent held against what came. Expect: a word where some are missing, an error where there are more, or other bytes.
+    #[test]
+    fn messages_that_never_came_are_told() {
+        let came = |came, came_bytes| Totals {
+            sent: 0,
+            came,
+            came_bytes,
+        };
+        assert_eq!(lost(5, &came(5, 50), 10).unwrap(), None);
+        let said = lost(5, &came(3, 30), 10).unwrap().unwrap();
+        assert!(said.starts_with("2 of 5"), "{said}");
+        assert!(lost(5, &came(6, 60), 10).is_err());
+        assert!(lost(5, &came(5, 49), 10).is_err());
     }
 }
