@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: Portolan and the limits of the machine, compared.
+//! `cargo xtask bench`: Portolan, the limits of the machine and, with `--peers`, what people use today, compared.
 
 use std::process::Command;
 use std::time::Duration;
@@ -17,6 +17,12 @@ const COMPARING: Duration = Duration::from_secs(2 * 60 * 60);
 pub fn run(arguments: &[String]) -> Result<()> {
     build::require_root()?;
     setup::run()?;
+    if arguments.iter().any(|argument| argument == "--peers")
+        && let Err(error) = setup::peers()
+    {
+        // The report says of each that it could not be built.
+        eprintln!("   peers cannot be installed: {error:#}");
+    }
     let packages = "-p portoland -p portolan-cli -p portolan-bench";
     let build = format!("build --profile {PROFILE} {packages} --bins");
     steps::run_to_end(&mut cargo(&build), build::BUILD)

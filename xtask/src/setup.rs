@@ -97,6 +97,14 @@ const NEEDS: &[Need] = &[
     ),
 ];
 
+/// What Portolan is compared with when `bench --peers` asks for it.
+const PEERS: &[Need] = &[
+    header("libucx-dev", "ucp/api/ucp.h", "UCX, a peer"),
+    header("libfabric-dev", "rdma/fabric.h", "libfabric, a peer"),
+    program("libopenmpi-dev", "mpicc", "Open MPI, a peer"),
+    program("openmpi-bin", "mpirun", "starts Open MPI's ranks"),
+];
+
 impl Need {
     fn is_met(&self) -> bool {
         match self.found_by {
@@ -124,6 +132,15 @@ pub fn run() -> Result<()> {
         install(&missing)?;
     }
     check_clang()
+}
+
+/// Installs what Portolan is compared with.
+pub fn peers() -> Result<()> {
+    let missing: Vec<&Need> = PEERS.iter().filter(|need| !need.is_met()).collect();
+    match missing.is_empty() {
+        true => Ok(()),
+        false => install(&missing),
+    }
 }
 
 /// Installs one package more, for a task that alone needs it, unless its program is there.

@@ -1,8 +1,10 @@
 //! An actor as the bench sees it: started, told, asked, and ended for certain.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -22,11 +24,18 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How much of what it wrote to standard error goes into an error.
 const SAID: u64 = 4000;
 
-/// A process of a subject. Dropping it kills it.
+/// Where an actor takes orders from.
+enum Link {
+    Pipe(ChildStdin),
+    Socket(UnixStream),
+}
+
+/// A process of a subject. Dropping it kills it, or, if somebody else started it, tells it to end.
 pub struct Actor {
     what: String,
-    child: Child,
-    orders: Option<ChildStdin>,
+    /// None where somebody else started it.
+    child: Option<Child>,
+    orders: Option<Link>,
     answers: Receiver<String>,
     errors: File,
 }
@@ -44,30 +53,36 @@ impl Actor {
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start {}", process::describe(&command)))?;
-        let (tell, answers) = channel();
-        if let Some(out) = child.stdout.take() {
-            std::thread::spawn(move || {
-                let lines = BufReader::new(out).lines().map_while(Result::ok);
-                lines.map(|line| tell.send(line)).all(|sent| sent.is_ok())
-            });
-        }
-        let orders = child.stdin.take();
+        let out = child.stdout.take().context("no standard output")?;
         let mut actor = Self {
             what: what.to_owned(),
-            child,
-            orders,
-            answers,
+            orders: child.stdin.take().map(Link::Pipe),
+            child: Some(child),
+            answers: listen(out),
             errors,
         };
         actor.expect_ready()?;
         Ok(actor)
     }
 
+    /// One that somebody else started, at the other end of `stream`; what it says otherwise is in `errors`. It may not be ready yet.
+    pub fn attach(what: &str, stream: UnixStream, errors: File) -> Result<Self> {
+        Ok(Self {
+            what: what.to_owned(),
+            child: None,
+            answers: listen(stream.try_clone().context("socket")?),
+            orders: Some(Link::Socket(stream)),
+            errors,
+        })
+    }
+
     /// Tells it something.
     pub fn order(&mut self, order: Order) -> Result<()> {
         let line = serde_json::to_string(&order)? + "\n";
-        let orders = self.orders.as_mut().context("it was ended")?;
-        let told = orders.write_all(line.as_bytes());
+        let told = match self.orders.as_mut().context("it was ended")? {
+            Link::Pipe(pipe) => pipe.write_all(line.as_bytes()),
+            Link::Socket(stream) => stream.write_all(line.as_bytes()),
+        };
         told.map_err(|error| self.explain(&format!("cannot be told {order:?}: {error}")))
     }
 
@@ -77,7 +92,8 @@ impl Actor {
         self.expect_ready()
     }
 
-    fn expect_ready(&mut self) -> Result<()> {
+    /// Waits until it is ready.
+    pub fn expect_ready(&mut self) -> Result<()> {
         match self.answer(READY)? {
             Answer::Ready => Ok(()),
             other => Err(self.explain(&format!("is not ready but says {other:?}"))),
@@ -127,20 +143,38 @@ impl Actor {
 
     /// An error about it, with what it wrote to standard error.
     fn explain(&self, what: &str) -> anyhow::Error {
-        let end = self.errors.metadata().map_or(0, |file| file.len());
-        let from = end.saturating_sub(SAID);
-        let mut said = vec![0; (end - from) as usize];
-        // Not by reading on: the file's position is the actor's too.
-        let _ = self.errors.read_exact_at(&mut said, from);
-        let said = String::from_utf8_lossy(&said);
-        anyhow::anyhow!("{}: {what}\n{}", self.what, said.trim_end())
+        anyhow::anyhow!("{}: {what}\n{}", self.what, said(&self.errors))
     }
+}
+
+/// The end of what was written to standard error.
+pub fn said(errors: &File) -> String {
+    let end = errors.metadata().map_or(0, |file| file.len());
+    let from = end.saturating_sub(SAID);
+    let mut said = vec![0; (end - from) as usize];
+    // Not by reading on: the file's position is the actor's too.
+    let _ = errors.read_exact_at(&mut said, from);
+    String::from_utf8_lossy(&said).trim_end().to_owned()
+}
+
+/// Lines as they come, until there are no more.
+fn listen(out: impl Read + Send + 'static) -> Receiver<String> {
+    let (tell, answers) = channel();
+    std::thread::spawn(move || {
+        let lines = BufReader::new(out).lines().map_while(Result::ok);
+        lines.map(|line| tell.send(line)).all(|sent| sent.is_ok())
+    });
+    answers
 }
 
 impl Drop for Actor {
     fn drop(&mut self) {
         // First the end of its orders, which it would end by itself; then for certain.
-        self.orders = None;
-        process::kill_group(&mut self.child);
+        if let Some(Link::Socket(stream)) = self.orders.take() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        if let Some(child) = &mut self.child {
+            process::kill_group(child);
+        }
     }
 }

@@ -7,6 +7,7 @@
 //! While it works an actor makes no system call of its own: a thread that sleeps in `read` takes the orders, and the loop looks at
 //! one word. When standard input ends, because whoever gave orders died, so does the actor.
 
+mod foreign;
 mod handle;
 mod orders;
 mod port;
@@ -14,12 +15,14 @@ mod port_alone;
 mod socket;
 mod work;
 
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-pub use handle::Actor;
+pub use foreign::ForeignRole;
+pub use handle::{Actor, said};
 pub use orders::{Orders, Phase};
 pub use socket::{DATAGRAM, Protocol, SocketRole};
 pub use work::histogram;
@@ -39,6 +42,15 @@ pub enum Role {
     Client(limits::ClientRole),
     /// An application with a socket of the kernel.
     Socket(SocketRole),
+    /// A library of somebody else.
+    Foreign(ForeignRole),
+    /// One that somebody else starts: it takes orders from a socket.
+    Remote {
+        /// Where that is.
+        orders: PathBuf,
+        /// What it is.
+        role: Box<Self>,
+    },
 }
 
 /// An application of a Portolan node.
@@ -133,7 +145,7 @@ pub struct Flow {
     pub ns: u64,
     /// Messages of each pair of ports, in no order.
     pub shares: Vec<u64>,
-    /// Frames that came and found no room, since the actor began.
+    /// Frames that found no room meanwhile.
     pub missed: u64,
 }
 
@@ -204,13 +216,21 @@ pub trait Ends {
 /// # Errors
 /// What kept it from that.
 pub fn run(role: &str) -> Result<()> {
-    let role: Role = serde_json::from_str(role).context("a role")?;
+    let mut role: Role = serde_json::from_str(role).context("a role")?;
+    if let Role::Remote { orders, role: own } = role {
+        let orders = UnixStream::connect(&orders).context("where orders come from")?;
+        rustix::stdio::dup2_stdin(&orders)?;
+        rustix::stdio::dup2_stdout(&orders)?;
+        role = *own;
+    }
     let orders = Orders::listen();
     match role {
         Role::Port(role) => work::serve(&mut port::Ports::new(role)?, &orders),
         Role::Raw(role) => work::serve(&mut limits::Raw::open(&role)?, &orders),
         Role::Client(role) => work::serve(&mut limits::Client::open(&role)?, &orders),
         Role::Socket(role) => work::serve(&mut socket::Sockets::open(&role)?, &orders),
+        Role::Foreign(role) => work::serve(&mut foreign::Foreign::open(role)?, &orders),
+        Role::Remote { .. } => bail!("a role within a role within a role"),
         Role::Relay(role) => limits::relay(&role, &orders),
     }
 }

@@ -86,6 +86,8 @@ pub struct Sockets {
     into: Memory,
     /// Bytes of a stream, or messages, that came and were not taken.
     came: usize,
+    /// Messages sent since something was asked for.
+    unasked: u32,
 }
 
 /// Memory that is used from its beginning to its end, and again.
@@ -148,6 +150,7 @@ impl Sockets {
             refused: false,
             into: Memory::default(),
             came: 0,
+            unasked: 0,
         };
         if role.protocol == Protocol::Tcp && role.listens {
             listen(&socket, 1).context("listen")?;
@@ -185,6 +188,7 @@ impl Sockets {
 
     /// Takes what is there; sleeps until there is something if `flags` do not say otherwise.
     fn fill(&mut self, flags: RecvFlags) -> Result<()> {
+        self.unasked = 0;
         self.socket()?;
         let Some(socket) = &self.socket else {
             return Ok(());
@@ -286,6 +290,7 @@ impl Ends for Sockets {
     }
 
     fn send(&mut self, _end: usize, bytes: usize) -> Result<bool> {
+        self.unasked = self.unasked.saturating_add(1);
         match self.role.protocol {
             Protocol::Tcp => loop {
                 let count = self.push(self.sent, bytes)?;
@@ -327,8 +332,8 @@ impl Ends for Sockets {
         if self.role.protocol == Protocol::UdpSegments {
             self.flush()?;
         }
-        // Who blocks receives where he sleeps.
-        if self.came < of_one && !self.role.blocks {
+        // Who blocks receives where he sleeps; unless he has more to send, and does not come to sleep.
+        if self.came < of_one && (!self.role.blocks || self.unasked > 1) {
             self.fill(RecvFlags::DONTWAIT)?;
         }
         if self.came < of_one {

@@ -169,6 +169,7 @@ fn flow(
     orders: &Orders,
 ) -> Result<()> {
     let mut totals = Totals::default();
+    let missed_before = ends.missed();
     let (mut settled, _) = orders.quiet();
     let mut quiet_since = None;
     loop {
@@ -203,7 +204,7 @@ fn flow(
         if let Some(tally) = &mut tally
             && let Some(mut flow) = tally.look(Instant::now())?
         {
-            flow.missed = ends.missed();
+            flow.missed = ends.missed().saturating_sub(missed_before);
             orders.answer(&Answer::Flow(flow))?;
         }
         if moved {
@@ -226,11 +227,15 @@ fn flow(
     }
 }
 
-/// Counts what comes: from a quarter of the time after the first message on, for so long.
+/// Counts what comes: from a quarter of the time after the first message on, for so long. It begins and ends with a message, so that
+/// few long ones are measured as well as many short ones.
 struct Tally {
     lasting: Duration,
-    began: Instant,
+    /// When something came last, or it began.
+    last: Instant,
     state: Counting,
+    /// Something came since the last look.
+    is_fresh: bool,
     messages: u64,
     bytes: u64,
     /// By end and source.
@@ -249,8 +254,9 @@ impl Tally {
     fn new(ends: usize, lasting: Duration) -> Self {
         Self {
             lasting,
-            began: Instant::now(),
+            last: Instant::now(),
             state: Counting::NothingYet,
+            is_fresh: false,
             messages: 0,
             bytes: 0,
             shares: Vec::with_capacity(ends),
@@ -258,6 +264,7 @@ impl Tally {
     }
 
     fn add(&mut self, end: usize, arrival: Arrival) {
+        self.is_fresh = true;
         self.messages += 1;
         self.bytes += arrival.bytes as u64;
         let same = |share: &&mut (usize, u32, u64)| share.0 == end && share.1 == arrival.source;
@@ -269,16 +276,16 @@ impl Tally {
 
     /// Once the time is over, what was counted.
     fn look(&mut self, now: Instant) -> Result<Option<Flow>> {
+        if self.state == Counting::Told {
+            return Ok(None);
+        }
+        if !std::mem::take(&mut self.is_fresh) {
+            ensure!(now - self.last < ARRIVED, "nothing came within {ARRIVED:?}");
+            return Ok(None);
+        }
+        self.last = now;
         match self.state {
-            Counting::NothingYet if self.messages > 0 => {
-                self.state = Counting::Warm(now + self.lasting / 4);
-            }
-            Counting::NothingYet => {
-                ensure!(
-                    now - self.began < ARRIVED,
-                    "nothing came within {ARRIVED:?}"
-                );
-            }
+            Counting::NothingYet => self.state = Counting::Warm(now + self.lasting / 4),
             Counting::Warm(until) if now >= until => {
                 (self.messages, self.bytes) = (0, 0);
                 // Sources that have been seen keep their place: who sends nothing from now on counts with nothing.
@@ -309,7 +316,8 @@ mod tests {
         Arrival { bytes: 10, source }
     }
 
-    // Messages before the window, in it and after it. Expect: only those in it count, and a source that fell silent has a share of 0.
+    // Messages before the window, in it and after it. Expect: only those in it count, up to the one that ends it, and a source that fell
+    // silent has a share of 0.
     #[test]
     fn only_what_comes_in_the_window_counts() {
         let lasting = Duration::from_millis(100);
@@ -321,22 +329,30 @@ mod tests {
         assert!(tally.look(at(0)).unwrap().is_none());
         tally.add(0, message(1));
         assert!(tally.look(at(25)).unwrap().is_none());
-        for _ in 0..7 {
+        for _ in 0..6 {
             tally.add(0, message(1));
         }
         assert!(tally.look(at(124)).unwrap().is_none());
-        let flow = tally.look(at(125)).unwrap().unwrap();
+        // Nothing came: it goes on until something does.
+        assert!(tally.look(at(126)).unwrap().is_none());
+        tally.add(0, message(1));
+        let flow = tally.look(at(225)).unwrap().unwrap();
         assert_eq!((flow.messages, flow.bytes), (7, 70));
-        assert_eq!(flow.ns, 100_000_000);
+        assert_eq!(flow.ns, 200_000_000);
         assert_eq!(flow.shares, [7, 0]);
         tally.add(0, message(1));
         assert!(tally.look(at(500)).unwrap().is_none());
     }
 
+    // Nothing at all, and nothing any more. Expect: an error, not a wait without end, nor a low figure.
     #[test]
     fn silence_is_an_error() {
         let mut tally = Tally::new(1, Duration::from_millis(1));
-        let late = Instant::now() + ARRIVED * 2;
-        assert!(tally.look(late).is_err());
+        let now = Instant::now();
+        assert!(tally.look(now + ARRIVED * 2).is_err());
+        let mut tally = Tally::new(1, Duration::from_millis(1));
+        tally.add(0, message(1));
+        assert!(tally.look(now).unwrap().is_none());
+        assert!(tally.look(now + ARRIVED * 2).is_err());
     }
 }

@@ -7,8 +7,10 @@
 //! One is written on [`Pair`], with actors of this program, so that everybody is measured by the same loop. To be measured it must be in the
 //! list that [`all`] makes.
 
+mod foreign;
 mod kernel;
 mod limits;
+mod mpi;
 mod offloads;
 mod pair;
 mod portolan;
@@ -151,5 +153,6 @@ pub fn all() -> Vec<Box<dyn Subject>> {
     let mut subjects: Vec<Box<dyn Subject>> = vec![Box::new(portolan::Portolan)];
     subjects.extend(limits::all());
     subjects.extend(kernel::all());
+    subjects.extend(foreign::all());
     subjects
 }

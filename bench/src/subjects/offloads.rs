@@ -3,15 +3,17 @@
 //! A lab's interfaces do nothing of the kind, because frames of others are to look as they do on a wire. Peers are measured as their
 //! users run them, so with what a veth pair does unless told otherwise, and without segmentation: as if each frame were one of the MTU.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
-use portolan_testbed::process;
+use anyhow::{Result, ensure};
+use portolan_testbed::{cancel, process};
 
 use super::{Scene, Side};
 
 /// Bound on ethtool.
 const STEP: Duration = Duration::from_secs(20);
+
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// What interfaces do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +47,26 @@ impl<'a> Switched<'a> {
     pub fn to(offloads: Offloads, scene: &'a Scene<'a>) -> Result<Self> {
         let switched = Self { scene };
         switched.switch(offloads)?;
+        switched.wait_until_up()?;
         Ok(switched)
+    }
+
+    /// The kernel says of new interfaces only after a moment that they are up, and UCX takes no others.
+    fn wait_until_up(&self) -> Result<()> {
+        let deadline = Instant::now() + STEP;
+        for side in [Side::One, Side::Two] {
+            let node = self.scene.node(side);
+            let state = format!("/sys/class/net/{}/operstate", node.interface());
+            let is_up = || -> Result<bool> {
+                let said = process::run_ok(node.command("cat").arg(&state), STEP)?;
+                Ok(said.trim() == "up")
+            };
+            while !is_up()? {
+                ensure!(Instant::now() < deadline, "{} is not up", node.interface());
+                std::thread::sleep(PAUSE);
+            }
+        }
+        Ok(())
     }
 
     fn switch(&self, to: Offloads) -> Result<()> {
@@ -62,7 +83,10 @@ impl<'a> Switched<'a> {
 
 impl Drop for Switched<'_> {
     fn drop(&mut self) {
-        if let Err(error) = self.switch(Offloads::None) {
+        // Who is told to stop takes the lab down anyway.
+        if let Err(error) = self.switch(Offloads::None)
+            && !cancel::requested()
+        {
             eprintln!("interfaces keep their offloads: {error:#}");
         }
     }

@@ -91,7 +91,7 @@ impl Pair {
         }
         self.two.stop()?;
         let lost = lost(sent, &came, bytes)?;
-        let note = missed(&flow).or(lost);
+        let note = lost.or_else(|| missed(&flow));
         Ok((flow, note))
     }
 
@@ -131,7 +131,7 @@ impl Pair {
             .iter()
             .map(|flow| flow.bytes as f64 * 8e9 / flow.ns as f64);
         let [one, two] = &flows;
-        let note = missed(one).or_else(|| missed(two)).or(lost);
+        let note = lost.or_else(|| missed(one)).or_else(|| missed(two));
         Ok(Figure::number(metric::BOTH_WAYS, bits.sum(), unit::BITS).with_note(note))
     }
 

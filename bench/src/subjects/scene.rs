@@ -1,6 +1,6 @@
 //! Where subjects are placed: two namespaces, one veth pair, two cores.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -89,7 +89,12 @@ impl<'a> Scene<'a> {
         command
     }
 
-    /// This program, likewise.
+    /// This program.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// This program as an actor, in its place.
     pub fn actor(&self, side: Side) -> Command {
         self.command(side, &self.program)
     }
