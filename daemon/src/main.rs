@@ -53,6 +53,7 @@ fn name_process(name: &std::ffi::CStr) {
 }
 
 fn main() -> ExitCode {
+    let leisure = portoland::supervisor::Leisure::begin();
     let arguments = Arguments::parse();
     let result = match arguments {
         Arguments {
@@ -89,7 +90,7 @@ fn main() -> ExitCode {
             config: Some(file), ..
         } => {
             log();
-            portoland::supervisor::run(&file)
+            portoland::supervisor::run(&file, leisure)
         }
         Arguments { .. } => Ok(()),
     };

@@ -5,11 +5,12 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use portolan_testbed::process;
+use portolan_testbed::{Binaries, Daemon, process};
 
 use super::clock::{now_ns, ns, sleep_until};
 use super::deaths::{recoveries, warm_up};
@@ -24,7 +25,7 @@ use super::victim::Engine;
 const BACK: Duration = Duration::from_secs(20);
 /// Bound on an engine with its standby to be there.
 const READY: Duration = Duration::from_secs(10);
-/// How long deliveries are watched afterwards, and before.
+/// How long deliveries are watched afterwards.
 const AROUND: Duration = Duration::from_millis(100);
 /// How long a campaign may be expected to take, per supervisor.
 pub const EXPECTED_S: f64 = 0.6;
@@ -58,19 +59,20 @@ pub fn supervisors(
     let builds = tempfile::tempdir().context("a directory for builds")?;
     fs::set_permissions(builds.path(), fs::Permissions::from_mode(0o755))?;
     let mut scene = Scene::start(&setting)?;
+    // Two, of which a node runs one or neither. Before anything is watched: each copy is 20 MB.
+    let builds = match deed {
+        Deed::Kill => Vec::new(),
+        Deed::Upgrade => ["a", "b"]
+            .iter()
+            .map(|name| copy(&scene, &builds.path().join(format!("portoland-{name}"))))
+            .collect::<Result<_>>()?,
+    };
     warm_up(&scene)?;
     let before = recoveries(&scene)?;
     let log = scene.steady()?.log.clone();
     for number in 0..count {
         let node = NODES[random.below(2) as usize];
-        let one = one(
-            deed,
-            &scene,
-            node,
-            &builds.path().join(format!("portoland-{number}")),
-            &log,
-            &mut outcome,
-        );
+        let one = one(&scene, node, &builds, &log, &mut outcome);
         scene.check()?;
         if let Err(error) = one {
             outcome.note(format!("{number}: {error:#}"));
@@ -84,54 +86,66 @@ pub fn supervisors(
     Ok(outcome)
 }
 
+/// One supervisor; upgraded if there are `builds`, killed otherwise.
 fn one(
-    deed: Deed,
     scene: &Scene,
     node: u16,
-    build: &Path,
+    builds: &[PathBuf],
     log: &GapLog,
     outcome: &mut Outcome,
 ) -> Result<()> {
     let daemon = scene.daemon(node)?;
     let engine = Engine::wait_ready(daemon, READY)?;
-    if deed == Deed::Upgrade {
-        // Not while deliveries are watched: 20 MB are copied.
-        fs::copy(program(scene, node)?, build).context("a copy of the daemon")?;
-    }
-    let quiet = now_ns();
-    sleep_until(quiet + ns(AROUND));
+    let running = fs::read_link(program(scene, node)?).context("its program")?;
+    let build = builds.iter().find(|build| **build != running);
+    sleep_until(now_ns() + ns(AROUND));
     let median = log.median_ns();
     let began = now_ns();
-    outcome
-        .noise
-        .record(log.longest_ns(quiet, began).saturating_sub(median).max(1));
     outcome.injected += 1;
-    match deed {
-        Deed::Kill => {
+    match build {
+        None => {
             let start = daemon.manager()?.kill()?;
             daemon.manager()?.wait_ready(start, BACK)?;
         }
-        Deed::Upgrade => upgrade(scene, node, build)?,
+        Some(build) => upgrade(scene, node, build)?,
     }
-    let back = now_ns();
-    outcome.takeover.record(back - began);
-    let now = Engine::wait_ready(daemon, READY)?;
+    outcome.takeover.record(now_ns() - began);
+    let now = watch(scene, daemon)?;
     ensure!(
         now.pid == engine.pid,
         "the engine was {:?} and is {:?}",
         engine.pid,
         now.pid
     );
+    outcome.recovered += 1;
+    let over = now_ns();
+    let outage = log.longest_ns(began, over);
+    outcome.outage.record(outage.saturating_sub(median).max(1));
+    // As long a span, with the same questions asked, in which nothing happens.
+    let quiet = now_ns();
+    sleep_until(quiet + (over - began).saturating_sub(ns(AROUND)));
+    watch(scene, daemon)?;
+    let noise = log.longest_ns(quiet, quiet + (over - began));
+    outcome.noise.record(noise.saturating_sub(median).max(1));
+    log.forget_before(began);
+    Ok(())
+}
+
+/// Waits until everything goes on, and until deliveries have been watched for long enough.
+fn watch(scene: &Scene, daemon: &Daemon) -> Result<Engine> {
+    let until = now_ns() + ns(AROUND);
+    let engine = Engine::wait_ready(daemon, READY)?;
     if let Err(silent) = scene.wait_all_go_on(&scene.received(), BACK) {
         bail!("silent afterwards: {}", silent.join(", "));
     }
-    outcome.recovered += 1;
-    let over = back + ns(AROUND);
-    sleep_until(over);
-    let outage = log.longest_ns(began, over);
-    outcome.outage.record(outage.saturating_sub(median).max(1));
-    log.forget_before(began);
-    Ok(())
+    sleep_until(until);
+    Ok(engine)
+}
+
+/// The build that runs, in another file.
+fn copy(scene: &Scene, to: &Path) -> Result<PathBuf> {
+    fs::copy(program(scene, NODES[0])?, to).context("a copy of the daemon")?;
+    Ok(to.to_owned())
 }
 
 /// What a node's supervisor runs.
@@ -141,7 +155,9 @@ fn program(scene: &Scene, node: u16) -> Result<String> {
 
 /// Replaces a supervisor by the same build in another file.
 fn upgrade(scene: &Scene, node: u16, build: &Path) -> Result<()> {
-    let mut command = scene.lab().node(node).portolan();
+    // It needs the socket, not the network, and so no `ip netns exec`, whose work nobody has who replaces a daemon.
+    let mut command = Command::new(Binaries::find()?.cli()?);
+    command.arg("--socket").arg(scene.lab().node(node).socket());
     command.arg("upgrade").arg(build);
     process::run_ok(&mut command, BACK)?;
     let now = fs::read_link(program(scene, node)?).context("its program")?;

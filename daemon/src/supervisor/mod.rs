@@ -6,6 +6,7 @@
 //! | file | noun |
 //! |---|---|
 //! | `config/` | the configuration, its checks, the access list, the credit sum |
+//! | `leisure.rs` | making way for others on the way up |
 //! | `foundation.rs` | what the node stands on, made or gone on with |
 //! | `startup.rs` | from a configuration to a running supervisor, with each failure in one line |
 //! | `engines.rs`, `succession.rs`, `engine_links.rs`, `stopping.rs` | engine processes, who serves next, what is said, how they leave |
@@ -31,6 +32,7 @@ mod foundation;
 mod interface;
 mod interface_events;
 pub mod kernel;
+mod leisure;
 pub mod memory;
 mod neighbours;
 pub mod netlink;
@@ -60,6 +62,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+pub use leisure::Leisure;
 pub use startup::{ForeignStore, check, run};
 
 use clients::Clients;

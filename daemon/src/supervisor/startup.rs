@@ -22,6 +22,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use super::config::Config;
 use super::foundation::{Foundation, Plan};
 use super::kernel::{KernelVersion, Support};
+use super::leisure::Leisure;
 use super::sockets::KernelSockets;
 use super::spawn::Processes;
 use super::store::abi::Abi;
@@ -39,11 +40,11 @@ pub(super) const BUSY_PATIENCE: Duration = Duration::from_secs(2);
 /// Connections the kernel holds until we accept them.
 const BACKLOG: i32 = 4096;
 
-/// Runs the daemon of a node until it is asked to stop.
+/// Runs the daemon of a node until it is asked to stop. `leisure` is begun and ends when it looks after its engines.
 ///
 /// # Errors
 /// What is in the way and what to do, one line each.
-pub fn run(file: &Path) -> anyhow::Result<()> {
+pub fn run(file: &Path, mut leisure: Leisure) -> anyhow::Result<()> {
     // First: before anything else can have these numbers.
     let inherited = Inherited::from_environment();
     let kernel = running_kernel()?;
@@ -111,6 +112,8 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
     if let Some(leftovers) = foundation.leftovers {
         supervisor.succeed(leftovers);
     }
+    // Its thread has kept all our privileges.
+    leisure.end();
     supervisor.ready(handover::to_be_told());
     if supervisor.run().context("the event loop failed")? == Ended::Stopped {
         // Gone already: as good. A socket whose node goes on keeps its file.

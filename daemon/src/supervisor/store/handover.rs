@@ -32,12 +32,15 @@ use super::inherit::{HANDOVER, hand_over};
 use super::points;
 use crate::supervisor::clients::Pending;
 use crate::supervisor::poll::{EventFlags, Source};
+use crate::supervisor::watchdog::vitals;
 use crate::supervisor::{Supervisor, privileges};
 
 /// Whom the new program tells that it serves: connection and number of the request.
 pub const FOR: &str = "PORTOLAN_UPGRADE_FOR";
 /// A build that takes longer to say what it is is no build of ours.
 const PROBE: Duration = Duration::from_secs(3);
+/// So long it is asked in the time that others leave.
+const AT_LEISURE: Duration = Duration::from_millis(50);
 /// Longer than what it says.
 const SAID: u64 = 4096;
 
@@ -71,24 +74,29 @@ fn probe(path: &Path) -> Result<File, String> {
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .process_group(0);
-    // A script's interpreter opens it once more by this number.
+    // A script's interpreter opens it once more by this number. And it is in nobody's way, for a while.
     let keep = move || {
+        portolan::turns::idle();
         // SAFETY: a number that is open in the parent, which waits.
         if unsafe { libc::fcntl(number, libc::F_SETFD, 0) } < 0 {
             return Err(io::Error::last_os_error());
         }
         Ok(())
     };
-    // SAFETY: `keep` makes one plain system call on a number made before the fork.
+    // SAFETY: `keep` makes plain system calls on a number made before the fork; it neither allocates nor locks.
     unsafe { command.pre_exec(keep) };
     let mut child = command
         .spawn()
         .map_err(|error| format!("{shown} cannot be run: {error}"))?;
-    let deadline = Instant::now() + PROBE;
+    let asked = Instant::now();
     let ended = loop {
         match child.try_wait() {
             Ok(Some(status)) => break Ok(status),
-            Ok(None) if Instant::now() < deadline => {
+            Ok(None) if asked.elapsed() < PROBE => {
+                if asked.elapsed() > AT_LEISURE {
+                    // There was no leisure. Ended: as good.
+                    let _ = vitals::make_ordinary(child.id().cast_signed());
+                }
                 std::thread::sleep(Duration::from_millis(1));
             }
             Ok(None) => break Err("does not end".to_owned()),

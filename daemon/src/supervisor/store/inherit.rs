@@ -71,6 +71,14 @@ impl Inherited {
     }
 }
 
+/// Does somebody say that there is something to inherit?
+pub fn is_announced() -> bool {
+    [HANDOVER, "LISTEN_FDS"]
+        .map(std::env::var_os)
+        .iter()
+        .any(Option::is_some)
+}
+
 /// Makes an inherited descriptor ours, moved out of the way and not inherited further.
 fn claim(number: RawFd) -> Option<OwnedFd> {
     // SAFETY: only asks about a number.

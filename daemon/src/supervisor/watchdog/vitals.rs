@@ -98,6 +98,22 @@ pub fn make_ordinary(pid: i32) -> io::Result<()> {
     schedule(pid, libc::SCHED_OTHER, 0)
 }
 
+/// Does a thread run like everybody?
+pub fn is_ordinary(thread: i32) -> bool {
+    policy(thread) == libc::SCHED_OTHER
+}
+
+/// Does a thread run only when its processor has nothing else to do?
+pub fn is_idle(thread: i32) -> bool {
+    policy(thread) == libc::SCHED_IDLE
+}
+
+/// Negative: there is no such thread.
+fn policy(thread: i32) -> i32 {
+    // SAFETY: the call only asks.
+    unsafe { libc::sched_getscheduler(thread) }
+}
+
 fn schedule(pid: i32, policy: i32, priority: i32) -> io::Result<()> {
     let parameters = libc::sched_param {
         sched_priority: priority,
