@@ -57,8 +57,10 @@
 //! # Waiting
 //! [`Wait::Adaptive`], the default, spins for 50 µs and then sleeps; [`Wait::Yield`] and [`Wait::Busy`] never sleep. A daemon that dies
 //! without closing its ports is noticed while waiting ([`PortError::DaemonGone`]); an application that only ever polls with
-//! [`Port::receive`] sees its sends time out instead, or nothing. A thread that sleeps and wants to be woken at once on a busy machine asks for
-//! [short turns](turns::short).
+//! [`Port::receive`] sees its sends time out instead, or nothing.
+//!
+//! A thread that opens a port gets [short turns](turns) on its processor, unless the port waits [`Wait::Busy`]: so it is woken at once on a busy
+//! machine, and alternates with an engine on the same core. A thread that a port was moved to may ask for them itself ([`turns::short`]).
 
 mod alarm;
 mod arena;

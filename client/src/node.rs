@@ -18,6 +18,7 @@ use crate::free_list::ALIGN;
 use crate::integrity::{Integrity, NOTES, SEAL};
 use crate::names::{NodeId, PortId};
 use crate::port::{Opened, Port};
+use crate::turns;
 use crate::wait::Wait;
 
 /// Send slots kept for commands (cancel, resume, drop), so that they never wait for a send to end.
@@ -338,6 +339,9 @@ impl Node {
         );
         if options.integrity.is_some() && port.provide_for_notes().is_none() {
             return Err(NodeError::BadOptions("the arena has no room".into()));
+        }
+        if options.wait != Wait::Busy {
+            turns::as_engines();
         }
         Ok(port)
     }

@@ -72,6 +72,9 @@ impl Port {
 
     /// Changes how blocking calls wait.
     pub fn set_wait(&mut self, wait: Wait) {
+        if wait != Wait::Busy {
+            crate::turns::as_engines();
+        }
         self.wait = wait;
     }
 
