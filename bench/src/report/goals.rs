@@ -20,6 +20,7 @@ pub struct Goal {
 enum Bound {
     AtMost(f64),
     AtLeast(f64),
+    Below(f64),
 }
 
 /// What is said of a ratio to a limit that dropped frames.
@@ -34,6 +35,7 @@ pub fn judge(results: &Results) -> Vec<Goal> {
         let Some(found) = found else { return };
         let (is_kept, wanted) = match bound {
             Bound::AtMost(most) => (found <= most, format!("at most {}", show(most))),
+            Bound::Below(bound) => (found < bound, format!("below {}", show(bound))),
             Bound::AtLeast(least) => (found >= least, format!("at least {}", show(least))),
         };
         let is_reached = is_kept && !what.ends_with(PROVES_NOTHING);
@@ -68,6 +70,11 @@ pub fn judge(results: &Results) -> Vec<Goal> {
         let what = format!("{ping}, p99.9/p50 over limit-relay's");
         add(what, Some(ours / relay), Bound::AtMost(2.0), &ratio);
     }
+    for peer in ["libfabric-tcp", "libfabric-rxd", "openmpi-tcp"] {
+        let found = results.between(&ping, metric::ONE_WAY, "portolan", peer);
+        let what = format!("{ping}, ratio to {peer}");
+        add(what, found, Bound::Below(1.0), &ratio);
+    }
     if let (Some(relay), Some(raw)) = (relay, find(&lines, &ping, "limit-raw-xdp", metric::ONE_WAY))
     {
         let what = format!(
@@ -98,14 +105,28 @@ pub fn judge(results: &Results) -> Vec<Goal> {
         &ratio,
     );
 
+    let found = results.between(&rate, metric::RATE, "portolan", "ucx-tcp");
+    let what = format!("{rate}, ratio to ucx-tcp");
+    add(what, found, Bound::AtLeast(8.0), &ratio);
+
     for case in results.cases.iter() {
-        let Case::Stream { bytes, .. } = case else {
+        let Case::Stream { bytes, mtu } = case else {
             continue;
         };
-        if *bytes == 1 << 20 {
-            let found = ours(case, metric::THROUGHPUT).and_then(|line| line.ratio);
-            let what = held_against(case, "limit-relay-crc", metric::THROUGHPUT);
-            add(what, found, Bound::AtLeast(0.95), &ratio);
+        if *bytes != 1 << 20 {
+            continue;
+        }
+        let found = ours(case, metric::THROUGHPUT).and_then(|line| line.ratio);
+        let what = held_against(case, "limit-relay-crc", metric::THROUGHPUT);
+        add(what, found, Bound::AtLeast(0.95), &ratio);
+        let against: &[&str] = match mtu {
+            9000 => &["kernel-tcp-nogso", "kernel-tcp"],
+            _ => &["kernel-tcp-nogso"],
+        };
+        for peer in against {
+            let found = results.between(case, metric::THROUGHPUT, "portolan", peer);
+            let what = format!("{case}, ratio to {peer}");
+            add(what, found, Bound::AtLeast(1.0), &ratio);
         }
     }
     let points = results.half_power_points();
@@ -171,6 +192,41 @@ mod tests {
         assert!(judged(None).is_empty());
         // Nothing was held against the wire, so nothing is said of that.
         assert_eq!(judged(Some(3e6)).len(), 1);
+    }
+
+    // Eight times as many messages as UCX are the goal, and a shorter way than libfabric's. Expect: each judged by the turns, at its bound.
+    #[test]
+    fn peers_are_held_against_turn_by_turn() {
+        let (rate, ping) = (Case::Rate { bytes: 64 }, Case::PingPong { bytes: 64 });
+        let judged = |ucx: f64, fabric: u64| {
+            let names = ["portolan", "ucx-tcp", "libfabric-tcp"];
+            let subjects = names.map(|name| (name.to_owned(), About::default()));
+            let mut results = Results::new(subjects.to_vec(), vec![rate, ping], 2, false);
+            // A machine that slows down to the half changes no ratio.
+            for (turn, speed) in [(0, 1.0), (1, 0.5)] {
+                for (name, messages) in [("portolan", 8e6), ("ucx-tcp", ucx)] {
+                    let figure = Figure::number(metric::RATE, messages * speed, unit::PER_SECOND);
+                    results.add(&rate, name, turn, vec![figure]);
+                }
+                for (name, way) in [("portolan", 4000), ("libfabric-tcp", fabric)] {
+                    let mut times = crate::actor::histogram().unwrap();
+                    times.record((way as f64 / speed) as u64).unwrap();
+                    results.add(
+                        &ping,
+                        name,
+                        turn,
+                        vec![Figure::times(metric::ONE_WAY, times)],
+                    );
+                }
+            }
+            let goals = judge(&results);
+            ["ucx", "libfabric-tcp"].map(|name| {
+                let goal = goals.iter().find(|goal| goal.what.contains(name));
+                goal.unwrap().is_reached
+            })
+        };
+        assert_eq!(judged(1e6, 8000), [true, true]);
+        assert_eq!(judged(1.01e6, 4000), [false, false]);
     }
 
     // Twice as many messages as the wire's limit moves frames; in one run that limit dropped some. Expect: reached only in the other.

@@ -32,6 +32,10 @@ fn text(results: &Results) -> String {
         results.turns,
         results.took_s
     );
+    out += "\n### Who\n\n| subject | version | how it is run |\n|---|---|---|\n";
+    for (name, about) in &results.subjects {
+        let _ = writeln!(out, "| `{name}` | {} | {} |", about.version, about.command);
+    }
     type Wanted = fn(&Case) -> bool;
     let ping: Wanted = |case| matches!(case, Case::PingPong { .. });
     let rate: Wanted = |case| matches!(case, Case::Rate { .. });

@@ -20,6 +20,9 @@ pub use json::write as write_json;
 pub use markdown::write as write_markdown;
 pub use table::table;
 
+/// Sizes that a curve has at least, for N/2 to be read from it.
+const CURVE: usize = 5;
+
 /// Everything that was measured.
 pub struct Results {
     /// Who was measured, in the order of the tables.
@@ -154,12 +157,23 @@ impl Results {
     ) -> Option<f64> {
         let limit = known.limit()?;
         let limit = self.subjects.iter().position(|(name, _)| name == limit)?;
-        let limit = self.series.get(&(case, limit, metric))?;
-        let of = |(turn, value): (&usize, &f64)| {
-            let limit = limit.turns.get(turn)?;
-            (*limit > 0.0).then(|| value / limit)
+        self.series.get(&(case, limit, metric))?.ratio_of(series)
+    }
+
+    /// One subject held against another, each turn against the same turn's; then the median.
+    pub fn between(
+        &self,
+        case: &Case,
+        metric: &'static str,
+        one: &str,
+        other: &str,
+    ) -> Option<f64> {
+        let case = self.cases.iter().position(|known| known == case)?;
+        let series = |name: &str| {
+            let subject = self.subjects.iter().position(|(known, _)| known == name)?;
+            self.series.get(&(case, subject, metric))
         };
-        median(&series.turns.iter().filter_map(of).collect::<Vec<_>>())
+        series(other)?.ratio_of(series(one)?)
     }
 
     /// All times of a subject at a case.
@@ -191,13 +205,23 @@ impl Results {
         let names = self.subjects.iter().map(|(name, _)| name);
         let point = |name: &String| {
             let curve = self.sweep(name, metric::THROUGHPUT);
-            (!curve.is_empty()).then(|| (name.clone(), half_power_point(&curve)))
+            // Between two sizes far apart a line says nothing.
+            (curve.len() >= CURVE).then(|| (name.clone(), half_power_point(&curve)))
         };
         names.filter_map(point).collect()
     }
 }
 
 impl Series {
+    /// The median of what `other` was in each turn, over what this was in it.
+    fn ratio_of(&self, other: &Self) -> Option<f64> {
+        let of = |(turn, value): (&usize, &f64)| {
+            let own = self.turns.get(turn)?;
+            (*own > 0.0).then(|| value / own)
+        };
+        median(&other.turns.iter().filter_map(of).collect::<Vec<_>>())
+    }
+
     fn add(&mut self, turn: usize, figure: Figure) {
         self.notes.extend(figure.note);
         match figure.value {
