@@ -35,6 +35,8 @@ pub struct ForeignRole {
     pub provider: String,
     /// Where the two sides find each other's addresses.
     pub meeting: PathBuf,
+    /// Whether it has to give its core away: something of the library runs beside.
+    pub yields: bool,
 }
 
 type Open = unsafe extern "C" fn(
@@ -173,7 +175,10 @@ impl Ends for Foreign {
     }
 
     fn pause(&mut self) {
-        std::hint::spin_loop();
+        match self.role.yields {
+            true => rustix::thread::sched_yield(),
+            false => std::hint::spin_loop(),
+        }
     }
 
     fn settled(&mut self) -> Result<bool> {

@@ -1,6 +1,7 @@
 //! UCX, libfabric and Open MPI as subjects: each behind a small library of our own writing (`bench/peers/*.c`), which is compiled when it is first
 //! asked for, against what the machine has installed.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -86,20 +87,10 @@ impl Foreign {
     }
 
     fn compile(&self) -> Result<PathBuf> {
-        let sources = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("peers");
-        let program = std::env::current_exe().context("path of the running program")?;
-        let directory = program.with_file_name("peers");
-        std::fs::create_dir_all(&directory)?;
-        let library = directory.join(format!("lib{}.so", self.source));
-        let mut command = Command::new(self.compiler);
-        command
-            .args(["-O2", "-shared", "-fPIC", "-o"])
-            .arg(&library);
-        command.arg(sources.join(format!("{}.c", self.source)));
-        command.args(self.libraries.split_ascii_whitespace());
-        process::run_ok(&mut command, COMPILED)
-            .with_context(|| format!("{} cannot be built; --peers installs it", self.name))?;
-        Ok(library)
+        let libraries = self.libraries.split_ascii_whitespace();
+        let libraries: Vec<OsString> = libraries.map(OsString::from).collect();
+        compile(self.source, self.compiler, &libraries)
+            .with_context(|| format!("{} cannot be built; --peers installs it", self.name))
     }
 
     fn role(&self, scene: &Scene<'_>, side: Side, meeting: PathBuf) -> Result<Role> {
@@ -114,8 +105,32 @@ impl Foreign {
             own: node.ipv4().to_string(),
             provider: self.provider.to_owned(),
             meeting,
+            yields: false,
         }))
     }
+}
+
+/// Where what is built for peers lies: beside this program.
+pub fn directory() -> Result<PathBuf> {
+    let program = std::env::current_exe().context("path of the running program")?;
+    let directory = program.with_file_name("peers");
+    std::fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+    Ok(directory)
+}
+
+/// Compiles a file of `bench/peers`, given without its ending, to a library that actors can load.
+pub fn compile(source: &str, compiler: &str, linked: &[OsString]) -> Result<PathBuf> {
+    let sources = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("peers");
+    let library = directory()?.join(format!("libpeer-{source}.so"));
+    let mut command = Command::new(compiler);
+    command
+        .args(["-O2", "-shared", "-fPIC", "-o"])
+        .arg(&library);
+    command
+        .arg(sources.join(format!("{source}.c")))
+        .args(linked);
+    process::run_ok(&mut command, COMPILED)?;
+    Ok(library)
 }
 
 impl Subject for Foreign {

@@ -7,6 +7,7 @@
 //! One is written on [`Pair`], with actors of this program, so that everybody is measured by the same loop. To be measured it must be in the
 //! list that [`all`] makes.
 
+mod aeron;
 mod foreign;
 mod kernel;
 mod limits;
@@ -154,5 +155,6 @@ pub fn all() -> Vec<Box<dyn Subject>> {
     subjects.extend(limits::all());
     subjects.extend(kernel::all());
     subjects.extend(foreign::all());
+    subjects.push(Box::new(aeron::Aeron::default()));
     subjects
 }
