@@ -56,6 +56,7 @@ impl Job {
         for (key, value) in [
             ("pml", "ob1"),
             ("btl", "tcp,self"),
+            ("mpi_yield_when_idle", "0"),
             ("btl_tcp_if_include", &*network),
             ("oob_tcp_if_include", &*network),
         ] {
