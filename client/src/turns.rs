@@ -10,7 +10,7 @@
 //! Who shares a core by yielding must agree on that length: since Linux 6.18 a yield gives the rest of a turn away, so that of two threads that
 //! yield to each other one with turns of 100 us is taken many times before one with the usual turns has its next. An application that
 //! polled beside its engine waited for as many empty loops of it: 8.3 us for one way of 64 bytes instead of 6.4. So threads that
-//! open a port and do not wait spinning take turns as short as their engine's ([`as_engines`]).
+//! open a port and do not wait spinning take turns as short as their engine's.
 
 /// The kernel's least (`sysctl_sched_base_slice` is ten times that and more).
 const SHORT_NS: u64 = 100_000;
