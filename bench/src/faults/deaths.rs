@@ -173,6 +173,7 @@ pub fn one(
     Engine::wait_ready(daemon, READY)?;
     let renewal = log.longest_ns(over, now_ns()).saturating_sub(median);
     outcome.renewal.record(renewal.max(1));
+    outcome.whole.record(outage.max(renewal).max(1));
     log.forget_before(injected.at_ns);
     Ok(())
 }

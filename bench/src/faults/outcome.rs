@@ -123,6 +123,8 @@ pub struct Outcome {
     pub outage_at: [Times; 2],
     /// The same from there until the next standby is ready.
     pub renewal: Times,
+    /// The same from the fault until the next standby is ready: all there is of it.
+    pub whole: Times,
     /// The same for spans without a fault: the machine's noise.
     pub noise: Times,
     /// The median gap between deliveries, in nanoseconds.
@@ -156,6 +158,7 @@ impl Outcome {
             outage: Times::new()?,
             outage_at: [Times::new()?, Times::new()?],
             renewal: Times::new()?,
+            whole: Times::new()?,
             noise: Times::new()?,
             median_gap_ns: 0,
             causes: BTreeMap::new(),
@@ -264,6 +267,7 @@ impl Outcome {
             "outage_at_sender_us": self.outage_at[0].json(),
             "outage_at_receiver_us": self.outage_at[1].json(),
             "renewal_us": self.renewal.json(),
+            "whole_us": self.whole.json(),
             "noise_us": self.noise.json(),
             "median_gap_us": self.median_gap_ns as f64 / 1000.0,
             "causes": self.causes,

@@ -89,6 +89,7 @@ impl Report {
                 "resume us",
                 "outage us",
                 "renewal us",
+                "whole us",
                 "noise us",
             ]
             .map(str::to_owned)
@@ -111,6 +112,7 @@ impl Report {
                 outcome.resume.text(),
                 outcome.outage.text(),
                 outcome.renewal.text(),
+                outcome.whole.text(),
                 outcome.noise.text(),
             ]);
         }

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use portolan_testbed::{Daemon, cancel};
 use rustix::process::Signal;
+use serde_json::{Value, json};
 
 use super::clock::now_ns;
 use super::deaths::warm_up;
@@ -85,6 +86,16 @@ impl Snapshot {
     }
 }
 
+/// What both daemons say of themselves.
+fn everything(scene: &Scene) -> Value {
+    let reports = ["status", "peers", "ports", "counters"];
+    let of = |node: u16| {
+        let node = scene.lab().node(node);
+        Value::from_iter(reports.map(|what| (what, node.report(what).unwrap_or_default())))
+    };
+    json!(NODES.map(of))
+}
+
 impl Flips<'_> {
     pub fn run(&self, progress: &mut Progress) -> Result<Outcome> {
         let mut outcome = Outcome::new(self.kind)?;
@@ -102,7 +113,10 @@ impl Flips<'_> {
             while table.flips < self.count && !harmed {
                 let (address, bit) = sites.pick(&mut random)?;
                 let node = NODES[random.below(2) as usize];
-                let what = format!("bit {bit} of {address:#x} on node {node}");
+                let function = (program.functions.iter())
+                    .find(|f| (f.address..f.address + f.bytes).contains(&address));
+                let name = function.map_or("?", |function| &function.name);
+                let what = format!("bit {bit} of {address:#x} ({name}) on node {node}");
                 let seen = self
                     .flip(
                         &scene,
@@ -123,6 +137,10 @@ impl Flips<'_> {
                     outcome.note(format!("{what}: {seen:?}"));
                 }
                 sound = !seen.down && !seen.host_crash;
+                if seen.down {
+                    // Before anything settles: what is to be explained is in here.
+                    outcome.more.insert(what, everything(&scene));
+                }
                 table.add(&seen);
                 progress.step();
             }
