@@ -107,6 +107,12 @@ enum Scenario {
         /// Longest frame, transport bytes
         #[arg(long, default_value_t = 8_958)]
         frame: u16,
+        /// Rate of the link, Mbit/s
+        #[arg(long, default_value_t = 25_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+        rate_mbit: u64,
+        /// Round trip of an empty frame, microseconds
+        #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+        round_trip_us: u64,
         /// How long goodput is measured, simulated milliseconds
         #[arg(long, default_value_t = 200)]
         milliseconds: u64,
@@ -204,6 +210,8 @@ fn run_scenario(scenario: Scenario) -> ExitCode {
         Scenario::Profiles {
             size,
             frame,
+            rate_mbit,
+            round_trip_us,
             milliseconds,
             messages,
             load,
@@ -214,6 +222,10 @@ fn run_scenario(scenario: Scenario) -> ExitCode {
             let adaptive = profiles::Case {
                 len: size,
                 max_frame: frame,
+                link: profiles::Link {
+                    mbit_per_s: rate_mbit,
+                    round_trip_us,
+                },
                 measured_ns: milliseconds * MS,
                 messages,
                 load_percent: load,

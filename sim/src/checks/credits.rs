@@ -66,6 +66,9 @@ struct Account {
     seen: Option<u32>,
     /// The highest one in a frame that may or may not have counted: a handshake, or one of an engine that has a successor.
     heard: Option<u32>,
+    /// Engine epoch and `sent_buffers` of the newest handshake that arrived: the epoch's first ordinary frame may be overtaken by its
+    /// predecessor's.
+    greeted: Option<(u32, u32)>,
     /// The peer wants back what is left, which is then counted as sent.
     called_back: bool,
     /// What an incarnation said that is not believed yet, or not any more.
@@ -251,7 +254,8 @@ impl Check for Credits {
                 (account.association.theirs, account.limit) = (theirs, anew);
                 if known.is_some() {
                     // The successor counts for itself.
-                    (account.seen, account.heard) = (None, None);
+                    let greeted = account.greeted.filter(|g| g.0 == header.engine_epoch);
+                    (account.seen, account.heard) = (None, greeted.map(|(_, sent)| sent));
                 }
             } else if serial_lt(account.limit, anew) {
                 account.limit = anew;
@@ -261,6 +265,9 @@ impl Check for Credits {
             account.limit = header.credit_limit;
         }
         account.called_back |= header.return_credit;
+        if only(seen, is_handshake) {
+            account.greeted = Some((header.engine_epoch, header.sent_buffers));
+        }
         let place = if believed {
             &mut account.seen
         } else {

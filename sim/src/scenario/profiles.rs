@@ -17,12 +17,21 @@ use crate::harness::{MS, SECOND};
 /// Losses in parts per million: 0, 0.01, 0.1, 1, 5, 10 %.
 pub const LOSSES_PPM: [u32; 6] = [0, 100, 1_000, 10_000, 50_000, 100_000];
 
+/// What lies between the two.
+#[derive(Clone, Copy, Debug)]
+pub struct Link {
+    pub mbit_per_s: u64,
+    /// Of an empty frame, there and back.
+    pub round_trip_us: u64,
+}
+
 /// How it is measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// Bytes of a message.
     pub len: u32,
     pub max_frame: u16,
+    pub link: Link,
     /// For goodput.
     pub measured_ns: Nanos,
     /// For latency: messages, and the part of the link they take.
@@ -59,6 +68,8 @@ fn policy(profile: Profile, case: &Case) -> Policy {
 fn cluster(profile: Profile, case: &Case) -> Cluster {
     let mut setup = Setup::new(case.seed, 2, policy(profile, case));
     setup.max_frame = case.max_frame;
+    setup.hardware.link_bits_per_s = case.link.mbit_per_s * 1_000_000;
+    setup.hardware.propagation_ns = case.link.round_trip_us * 1_000 / 4; // to the switch and from it, both ways
     let in_arrival_order = setup.policies.iter().any(|p| p.order == Order::Arrival);
     let mut cluster = Cluster::new(setup);
     if in_arrival_order {
@@ -194,12 +205,14 @@ pub fn markdown(case: &Case, table: &[(Profile, Vec<Cell>)]) -> String {
         Some(us) => format!("a fixed timer of {us} us (default: adaptive)"),
     };
     format!(
-        "Simulated link of 25 Gbit/s, round trip 10 us, frames of {} bytes, messages of {} bytes, {timer}.\n\n\
-         Goodput, Gbit/s, always 255 messages under way:\n\n| loss |{head}\n|---|{rule}\n{}\n\
+        "Simulated link of {} Mbit/s, round trip {} us, frames of {} bytes, messages of {} bytes, {timer}.\n\n\
+         Goodput, Mbit/s, always 255 messages under way:\n\n| loss |{head}\n|---|{rule}\n{}\n\
          Latency p99 (p50), us, at {} % of the link:\n\n| loss |{head}\n|---|{rule}\n{}",
+        case.link.mbit_per_s,
+        case.link.round_trip_us,
         case.max_frame,
         case.len,
-        rows(&|cell| format!("{:.2}", cell.goodput * 25.0)),
+        rows(&|cell| format!("{:.0}", cell.goodput * case.link.mbit_per_s as f64)),
         case.load_percent,
         rows(&|cell| format!(
             "{:.1} ({:.1})",
@@ -216,7 +229,7 @@ pub fn as_json(case: &Case, table: &[(Profile, Vec<Cell>)]) -> Value {
             json!({
                 "profile": profile.name(),
                 "loss": f64::from(ppm) / 1e6,
-                "goodput_gbit_s": cell.goodput * 25.0,
+                "goodput_mbit_s": cell.goodput * case.link.mbit_per_s as f64,
                 "p50_ns": cell.p50_ns,
                 "p99_ns": cell.p99_ns,
             })
@@ -225,6 +238,8 @@ pub fn as_json(case: &Case, table: &[(Profile, Vec<Cell>)]) -> Value {
     json!({
         "message_bytes": case.len,
         "max_frame": case.max_frame,
+        "link_mbit_s": case.link.mbit_per_s,
+        "round_trip_us": case.link.round_trip_us,
         "load_percent": case.load_percent,
         "fixed_timer_us": case.fixed_us,
         "results": cells.collect::<Vec<_>>(),

@@ -290,9 +290,9 @@ impl Endpoint {
             stream.not_ready = None;
         }
         let entry = self.peers.get(stream.peer);
-        let (horizon, written) = entry.map_or((0, 0), |e| (e.horizon, e.written));
-        let frame = entry.map_or(0, |e| e.max_frame);
-        stream.heard(now, written, horizon);
+        let (horizon, written, window) =
+            entry.map_or((0, 0, 0), |e| (e.horizon, e.written, e.reorder_window()));
+        stream.heard(now, written, horizon, window);
         stream.resend.retain(|&(n, _)| n != number);
         for range in missing.iter().take(usize::from(len)) {
             let missing = Range {
@@ -301,7 +301,7 @@ impl Endpoint {
             };
             let range = match horizon {
                 0 => missing,
-                horizon => stream.without_under_way(number, missing, horizon, frame),
+                horizon => stream.without_under_way(number, missing, horizon),
             };
             if range.from < range.to {
                 stream.resend_range(number, range);

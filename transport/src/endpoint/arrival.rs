@@ -111,8 +111,15 @@ impl Endpoint {
             return self.queue_control(slot);
         }
         let before = serial_lt(number, entry.base);
+        // Committed by our predecessor, whose other messages must come again: no later number will show that they are missing.
+        let beyond_a_gap = serial_lt(entry.arrival, number)
+            && self.config.policy.recovery != Recovery::Selective
+            && matches!(first, First::Probe { .. });
         if before || entry.index(number).is_some() {
             self.first_again(now, slot, number, first, view, host);
+            if beyond_a_gap {
+                self.out_of_order(now, slot, first);
+            }
         } else if number == entry.arrival || self.config.policy.recovery == Recovery::Selective {
             self.first_missing(now, slot, number, first, view, host);
         } else {

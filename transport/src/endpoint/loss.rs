@@ -129,7 +129,10 @@ impl Endpoint {
         };
         let horizon = entry.horizon;
         let beyond = serial_lt(stream.base, base);
-        if horizon == 0 || beyond || !stream.heard(now, entry.written, horizon) {
+        if horizon == 0
+            || beyond
+            || !stream.heard(now, entry.written, horizon, entry.reorder_window())
+        {
             return;
         }
         let (news, forgotten) = stream.learn_received(base, received, horizon);

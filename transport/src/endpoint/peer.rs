@@ -223,7 +223,6 @@ impl PeerEntry {
         heard
     }
 
-    #[allow(dead_code)] // selective recovery's
     /// Our frames that left so long before one that arrived, and did not arrive, are lost.
     pub(super) fn reorder_window(&self) -> Nanos {
         self.rtt.reorder_window()

@@ -10,7 +10,8 @@
 //! more than a reordering window and is not reported received, is lost (RACK, RFC 8985).
 //!
 //! A stamp is 32 bits of nanoseconds, 4.3 s: one compares to another for half of that. After a second without a newer stamp any one is
-//! taken, so that a peer that was silent for long is not thought old. An echo is believed for a second after its stamp; the same echo
+//! taken, so that a peer that was silent for long is not thought old. No two frames to a peer have the same stamp, though a batch is written at one reading of the clock:
+//! an answer says for each frame of it whether it was there. An echo is believed for a second after its stamp; the same echo
 //! repeated stands for the same time, however long ago.
 //!
 //! Rejected: a time stamp per acknowledgement (it would miss NACK, CTS and credit); one message timed at a time, voided by
@@ -30,6 +31,8 @@ pub(super) const STAMP_GOOD_FOR: Nanos = 1 << 30;
 const REORDER_MIN: Nanos = 2_000;
 /// The same before the first sample.
 const REORDER_UNKNOWN: Nanos = 1_000_000;
+/// Stamps run ahead of the clock by less: there are fewer frames in a batch than nanoseconds in this.
+const AHEAD_MAX: Nanos = 65_536;
 /// The smallest round trip is that of so long, up to twice.
 const MIN_HOLDS: Nanos = 10_000_000_000;
 
@@ -85,7 +88,6 @@ impl Rtt {
         }
     }
 
-    #[allow(dead_code)] // selective recovery's
     /// By how much frames may overtake each other without one of them being lost.
     pub(super) fn reorder_window(&self) -> Nanos {
         match self.srtt {
@@ -106,6 +108,8 @@ pub(super) struct Stamps {
     echoed: u32,
     /// When it was written.
     echoed_at: Nanos,
+    /// The newest stamp we wrote.
+    wrote_at: Nanos,
 }
 
 /// What a frame's stamps say.
@@ -129,6 +133,28 @@ impl Stamps {
         (self.theirs, u16::try_from(held).unwrap_or(u16::MAX))
     }
 
+    /// The time of a frame that is written now: a little later than now, if need be, so that no two have the same.
+    pub(super) fn write(&mut self, now: Nanos) -> Nanos {
+        let ahead = self.wrote_at.saturating_sub(now) < AHEAD_MAX;
+        let next = if ahead {
+            self.wrote_at.saturating_add(1).max(now)
+        } else {
+            now
+        };
+        // One whose stamp would be 0, which means none, is skipped.
+        self.wrote_at = if next as u32 == 0 {
+            next.saturating_add(1)
+        } else {
+            next
+        };
+        self.wrote_at
+    }
+
+    /// Everything written so far has this time at most, everything from now on a later one.
+    pub(super) fn newest(&self, now: Nanos) -> Nanos {
+        self.wrote_at.clamp(now, now.saturating_add(AHEAD_MAX))
+    }
+
     /// Whether a frame with this stamp was written after all that came.
     pub(super) fn is_newer(&self, now: Nanos, sent_at: u32) -> bool {
         let comparable = self.theirs != 0 && now < self.came_at.saturating_add(STAMP_GOOD_FOR);
@@ -142,8 +168,9 @@ impl Stamps {
 
     /// When the frame of ours left that the header echoes; 0 if it does not say, or nothing that can be true.
     pub(super) fn echo_of(&self, now: Nanos, header: &FrameHeader) -> Nanos {
-        let age = Nanos::from(stamp(now).wrapping_sub(header.echo));
-        match now.checked_sub(age) {
+        let newest = self.newest(now);
+        let age = Nanos::from(stamp(newest).wrapping_sub(header.echo));
+        match newest.checked_sub(age) {
             Some(at) if header.echo != 0 && age < STAMP_GOOD_FOR => at,
             _ => 0,
         }
@@ -173,7 +200,9 @@ impl Stamps {
         if at > self.echoed_at {
             (self.echoed, self.echoed_at) = (header.echo, at);
             if header.held != u16::MAX {
-                heard.rtt = (now - at).checked_sub(Nanos::from(header.held) * HELD_UNIT);
+                heard.rtt = now
+                    .saturating_sub(at)
+                    .checked_sub(Nanos::from(header.held) * HELD_UNIT);
             }
         }
         heard
@@ -182,9 +211,12 @@ impl Stamps {
 
 #[cfg(test)]
 mod tests {
+    use std::vec::Vec;
+
     use super::*;
 
     const US: Nanos = 1_000;
+    const SECOND: Nanos = 1_000_000_000;
 
     fn header(sent_at: u32, echo: u32, held: u16) -> FrameHeader {
         FrameHeader {
@@ -258,6 +290,23 @@ mod tests {
         assert_eq!(rtt.min, 40 * US);
         rtt.sample(2 * MIN_HOLDS + 3, 9 * US);
         assert_eq!(rtt.min, 9 * US);
+    }
+
+    #[test]
+    fn each_frame_has_its_own_stamp() {
+        let now = (7 << 32) - 3; // the third would have none
+        let mut stamps = Stamps::default();
+        let batch: Vec<Nanos> = (0..5).map(|_| stamps.write(now)).collect();
+        assert_eq!(batch, [now, now + 1, now + 2, now + 4, now + 5]);
+        // An answer that comes before the clock went on. Expect: it speaks of the frame it echoes.
+        for (i, &at) in batch.iter().enumerate() {
+            let heard = stamps.learn(now, &header(9 + i as u32, stamp(at), 0));
+            assert_eq!(heard.horizon, at);
+        }
+        assert_eq!(stamps.learn(now, &header(20, stamp(now + 6), 0)).horizon, 0);
+        assert_eq!(stamps.write(now + 100), now + 100);
+        // A clock that is put back far is followed.
+        assert_eq!(stamps.write(now - SECOND), now - SECOND);
     }
 
     #[test]

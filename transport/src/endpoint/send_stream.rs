@@ -169,7 +169,7 @@ pub(super) struct SendStream {
     pub newest: Option<u32>,
     /// When messages that may merely have been overtaken are lost; MAX if there are none.
     pub reorder_at: Nanos,
-    /// When `base` moved last.
+    /// When `base` moved last, as frames are stamped.
     pub moved_at: Nanos,
 
     // control chunks due
@@ -451,8 +451,15 @@ impl SendStream {
         self.under_way.push_back((number, range, now));
     }
 
-    /// Takes note of an answer. False if it was overtaken by another of the stream: it is out of date.
-    pub(super) fn heard(&mut self, now: Nanos, written: u32, horizon: Nanos) -> bool {
+    /// Takes note of an answer. False if it was overtaken by another of the stream: it is out of date. What left `window` before the newest
+    /// horizon is not under way any more, not even for an answer that was overtaken.
+    pub(super) fn heard(
+        &mut self,
+        now: Nanos,
+        written: u32,
+        horizon: Nanos,
+        window: Nanos,
+    ) -> bool {
         let newer = |last: u32| serial_lt(written, last);
         let comparable = now < self.heard_at.saturating_add(STAMP_GOOD_FOR);
         if comparable && self.written.is_some_and(newer) {
@@ -460,39 +467,22 @@ impl SendStream {
         }
         (self.written, self.heard_at) = (Some(written), now);
         self.horizon = self.horizon.max(horizon);
-        let horizon = self.horizon;
+        let arrived = self.horizon.saturating_sub(window);
         while self
             .under_way
             .front()
-            .is_some_and(|&(_, _, at)| at < horizon)
+            .is_some_and(|&(_, _, at)| at < arrived)
         {
             self.under_way.pop_front();
         }
         true
     }
 
-    /// What is left of a missing range without the bytes that are under way: they left after `horizon`, which the receiver said, or at that very time
-    /// and none behind them has arrived. A batch of frames is written at one time, and a slow link may have most of it still before it when the
-    /// first is answered; if there was but one `frame`, it has arrived, or is lost.
-    pub(super) fn without_under_way(
-        &self,
-        number: u32,
-        missing: Range,
-        horizon: Nanos,
-        frame: u16,
-    ) -> Range {
-        let (mut last, mut bytes) = (0, 0);
-        for &(n, sent, _) in (self.under_way.iter()).filter(|&&(_, _, at)| at == horizon) {
-            bytes += sent.to - sent.from;
-            if n == number {
-                last = last.max(sent.to);
-            }
-        }
-        let none_behind = missing.to >= last && bytes > u32::from(frame);
+    /// What is left of a missing range without the bytes that are under way: they left after `horizon`, which the receiver said.
+    pub(super) fn without_under_way(&self, number: u32, missing: Range, horizon: Nanos) -> Range {
         let mut left = missing;
         for &(n, sent, at) in &self.under_way {
-            let arrived = at < horizon || (at == horizon && !none_behind);
-            if n != number || arrived || sent.to <= left.from || left.to <= sent.from {
+            if n != number || at <= horizon || sent.to <= left.from || left.to <= sent.from {
                 continue;
             }
             if sent.from <= left.from {

@@ -114,7 +114,8 @@ impl Endpoint {
             return;
         }
         stream.stalled = false;
-        stream.moved_at = now;
+        let entry = self.peers.get(stream.peer);
+        stream.moved_at = entry.map_or(now, |entry| entry.stamps.newest(now));
         stream.backoff = 0;
         stream.last_back = None;
         stream.timer = Nanos::MAX; // starts anew

@@ -103,6 +103,7 @@ impl Endpoint {
     ) -> Option<Transmit> {
         self.recall(slot, host);
         let entry = self.peers.get_mut(slot)?;
+        let now = entry.stamps.write(now);
         let up = entry.is_up();
         if up && let Some((size, nonce)) = entry.path.take_probe(now) {
             self.timers.arm(Owner::Peer(slot), entry.path.again_at());
@@ -362,7 +363,7 @@ impl Endpoint {
         }
         if plan.charged {
             entry.credit.charge(now, buffers);
-            entry.window.charge(now, buffers);
+            entry.window.charge(now, buffers, &self.config.policy);
         }
         entry.credit.write(&self.config.policy, &mut header);
         (header.echo, header.held) = entry.stamps.echo(now);

@@ -60,7 +60,6 @@ pub(super) enum Turn {
 
 /// A stream's turn at a frame.
 pub(super) struct StreamWriter<'a, 'w, 'f> {
-    #[allow(dead_code)] // selective recovery's
     pub now: Nanos,
     pub sender: u32,
     /// The whole frame.

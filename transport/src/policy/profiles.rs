@@ -98,7 +98,7 @@ impl Profile {
 }
 
 const DEFAULT: Policy = Policy {
-    window_messages: 64,
+    window_messages: 256,
     recovery: Recovery::Selective,
     on_timeout: OnTimeout::Probe,
     ack: Ack::Delayed { delay_us: 50 },

@@ -119,8 +119,10 @@ pub mod ack {
     // An older one: ignored. And one of an epoch that is over: its receiver may free the record.
     pub fn past() {
         let mut p = sender(100);
+        p.echo = p.last_heard().map(|stamp| stamp - 1); // written before message 1 was there
         assert_eq!(p.says(p.ack(1)), NOTHING);
         assert_eq!(p.says(p.ack(0)), NOTHING);
+        p.echo = None;
         let before = p.ack(0).epoch(-1);
         assert_eq!(p.says(before), ["CLOSE 0 @-1", "stale_epochs +1"]);
         assert_eq!(p.says(p.ack(2)), ["completes 1 Delivered"]);

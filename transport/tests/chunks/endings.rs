@@ -278,7 +278,9 @@ pub mod resume {
     // Less than what was acknowledged before: the acknowledgement holds, and what is outstanding stays so.
     pub fn past() {
         let mut p = sender(100);
+        p.echo = p.last_heard().map(|stamp| stamp - 1); // written before message 1 was there
         assert_eq!(p.says(p.resume(0)), NOTHING);
+        p.echo = None;
         let before = p.resume(0).epoch(-1);
         assert_eq!(p.says(before), ["CLOSE 0 @-1", "stale_epochs +1"]);
         assert_eq!(p.says(p.resume(2)), ["completes 1 Delivered"]);

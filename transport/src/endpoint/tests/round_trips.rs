@@ -45,10 +45,9 @@ fn frames_sent_again_are_samples_too() {
     assert!(pair.run_until(60 * SECOND, Pair::all_settled));
     assert!(pair.sides[0].endpoint.counters().retransmits > 10);
     let rtt = entry(&pair, 0, 2).rtt;
-    assert!(
-        (2 * LATENCY..=2 * LATENCY + 256).contains(&rtt.srtt),
-        "{rtt:?}"
-    );
+    // A hundred frames of one batch are stamped up to 100 ns late.
+    let exact = 2 * LATENCY - 128..=2 * LATENCY + 256;
+    assert!(exact.contains(&rtt.srtt), "{rtt:?}");
 }
 
 #[test]

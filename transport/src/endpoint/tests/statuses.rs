@@ -3,6 +3,9 @@
 use super::*;
 use SendStatus::{Delivered, MaybeDelivered, NotDelivered};
 
+/// Messages that may be under way.
+const WINDOW: usize = 256;
+
 #[test]
 fn a_message_waits_for_a_token() {
     let mut pair = Pair::new(1472);
@@ -185,7 +188,7 @@ fn a_new_incarnation_gets_only_what_was_never_transmitted() {
     pair.send(0, 2, 100, Nanos::MAX);
     assert!(pair.run_until(SECOND, Pair::all_settled));
     pair.sides[1].host.tokens.clear();
-    for _ in 0..200 {
+    for _ in 0..WINDOW + 136 {
         pair.send(0, 2, 100, Nanos::MAX); // more than the window
     }
     pair.run_until(20 * LATENCY, |_| false);
@@ -201,9 +204,9 @@ fn a_new_incarnation_gets_only_what_was_never_transmitted() {
         .filter(|s| **s == MaybeDelivered(Reason::PeerRestarted))
         .count();
     let delivered = statuses.iter().filter(|s| **s == Delivered).count();
-    assert_eq!(maybe, 64);
-    assert_eq!(delivered, 1 + 200 - 64);
-    assert_eq!(pair.sides[1].host.delivered.len(), 200 - 64);
+    assert_eq!(maybe, WINDOW);
+    assert_eq!(delivered, 1 + 136);
+    assert_eq!(pair.sides[1].host.delivered.len(), 136);
     assert_eq!(pair.sides[0].endpoint.counters().peer_restarts, 1);
 }
 
@@ -213,18 +216,18 @@ fn an_unreachable_peer_ends_sends_and_comes_back() {
     pair.send(0, 2, 100, Nanos::MAX);
     assert!(pair.run_until(SECOND, Pair::all_settled));
     pair.loss = 1000;
-    for _ in 0..100 {
+    for _ in 0..WINDOW + 36 {
         pair.send(0, 2, 100, Nanos::MAX);
     }
     assert!(pair.run_until(20 * SECOND, Pair::all_settled));
     let statuses = pair.statuses(0);
     assert!(
-        statuses[1..65]
+        statuses[1..=WINDOW]
             .iter()
             .all(|s| *s == MaybeDelivered(Reason::Unreachable))
     );
     assert!(
-        statuses[65..]
+        statuses[1 + WINDOW..]
             .iter()
             .all(|s| *s == NotDelivered(Reason::Unreachable))
     );
