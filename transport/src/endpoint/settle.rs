@@ -123,8 +123,13 @@ impl Endpoint {
             stream.deadline = Nanos::MAX;
             stream.idle_at = now.saturating_add(idle);
         }
+        // With nothing more to say the peer must not be made ready: an acknowledgement we owe it would leave alone, a moment before the
+        // application's answer that it could travel with.
+        let has_more = !stream.queue.is_empty();
         self.rearm(now, slot);
-        self.activate(now, slot);
+        if has_more {
+            self.activate(now, slot);
+        }
     }
 
     /// Gives up, with `reason`, the Live messages that `which` names.

@@ -98,6 +98,32 @@ fn s14_given_up_numbers_are_bounded() {
     assert_eq!(p.delivered(), 1);
 }
 
+// An answer and the acknowledgement of what it answers come in one frame, as in a ping-pong. Expect: nothing leaves for it, until the
+// application has something to say or the delay is over. transport.md §6.1
+#[test]
+fn s6_1_an_acknowledgement_waits_for_the_answer() {
+    let policy = Policy {
+        ack: Ack::Delayed { delay_us: 50 },
+        ..policy()
+    };
+    for speaks in [true, false] {
+        let mut p = Puppet::new(policy, 16);
+        p.sends(100);
+        let (ack, answer) = (p.ack(1), p.eager(0));
+        let outcome = p.says_all(vec![ack, answer]);
+        assert!(!any(&outcome, "ACK"), "{outcome:?}");
+        if speaks {
+            let outcome = p.sends(100);
+            assert!(
+                any(&outcome, "ACK 1") && any(&outcome, "EAGER 1"),
+                "{outcome:?}"
+            );
+        } else {
+            assert!(any(&p.waits(60 * US), "ACK 1"));
+        }
+    }
+}
+
 // Acknowledgements: delayed within their bound, at once when a quarter of the window waits, and with any frame that goes. What fills a
 // gap is answered at once. transport.md §6.1
 #[test]
