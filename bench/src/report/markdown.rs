@@ -104,7 +104,7 @@ fn text(results: &Results) -> String {
             .collect();
         // Ratios are of values, not of their tails.
         let with_ratios = !title.ends_with("p99.9");
-        table(&mut out, title, &chosen, of, with_ratios);
+        table(&mut out, title, results, &chosen, of, with_ratios);
     }
     points(results, &mut out);
     judged(results, &mut out);
@@ -119,20 +119,20 @@ fn text(results: &Results) -> String {
 fn table(
     out: &mut String,
     title: &str,
+    results: &Results,
     lines: &[&Line],
     of: fn(&Line) -> Option<f64>,
     ratios: bool,
 ) {
     let mut cases: Vec<Case> = Vec::new();
-    let mut subjects: Vec<&str> = Vec::new();
     for line in lines {
         if !cases.contains(&line.case) {
             cases.push(line.case);
         }
-        if !subjects.contains(&line.subject.as_str()) {
-            subjects.push(&line.subject);
-        }
     }
+    let subjects = results.subjects.iter().map(|(name, _)| name.as_str());
+    let answered = |name: &&str| lines.iter().any(|line| line.subject == *name);
+    let subjects: Vec<&str> = subjects.filter(answered).collect();
     if cases.is_empty() {
         return;
     }
@@ -146,10 +146,14 @@ fn table(
             };
             let ratio = line.ratio.filter(|_| ratios);
             let ratio = ratio.map(|ratio| format!(" ({ratio:.2})"));
-            shown(value, line.unit) + &ratio.unwrap_or_default()
+            let mark = if line.note.is_some() { " \\*" } else { "" };
+            shown(value, line.unit) + &ratio.unwrap_or_default() + mark
         };
         let cells: Vec<String> = subjects.iter().map(cell).collect();
         let _ = writeln!(out, "| {} | {} |", name(&case), cells.join(" | "));
+    }
+    if lines.iter().any(|line| line.note.is_some()) {
+        *out += "\n\\* Some of what was sent was lost; how much is in `report.html`.\n";
     }
 }
 
@@ -207,12 +211,13 @@ mod tests {
         let figure = |bits| vec![Figure::number(metric::THROUGHPUT, bits, unit::BITS)];
         results.add(&one, "portolan", 0, figure(5e9));
         results.add(&one, "limit-relay-crc", 0, figure(1e10));
-        results.add(&two, "portolan", 0, figure(2e10));
+        let with_loss = figure(2e10).remove(0).with_note(Some("5 of 9".to_owned()));
+        results.add(&two, "portolan", 0, vec![with_loss]);
         let text = text(&results);
         let row = "| stream-4k-mtu1500 | 5.00 Gbit/s (0.50) | 10.00 Gbit/s (1.00) |";
         assert!(text.contains(row), "{text}");
         assert!(
-            text.contains("| stream-4k-mtu9000 | 20.00 Gbit/s | – |"),
+            text.contains("| stream-4k-mtu9000 | 20.00 Gbit/s \\* | – |"),
             "{text}"
         );
         assert!(!text.contains("Fairness"), "{text}");
