@@ -6,7 +6,7 @@
 //! Idea: what we take from Swift: a window per peer that follows the delay. Below the target (the smallest round trip of late, and
 //! `target_us`) it grows by one receive buffer per window acknowledged, well below it by an eighth; above it, it shrinks in proportion to the excess
 //! (0.8 × excess / delay, at most by half), and not again before something that left since is answered, or the same queue would be answered twice; a timeout with silence shrinks it to one buffer, from which it doubles per round
-//! trip to half of where it was. It starts full, since credit bounds it too, and at least one frame may always be under way. Time that
+//! trip to half of where it was. It starts full, since credit bounds it too, also after a tenth of a second without traffic, and at least one frame may always be under way. Time that
 //! the peer held an answer is not in the samples (see `round_trip`), so late acknowledgements are no congestion. Loss at
 //! low delay does not shrink it: that is corruption, or a switch that would show in the next delay. With `DelayAndLoss`, the default's, delay alone
 //! does not shrink it either: an engine that shares its core is late by milliseconds without any queue in the network (a target of 200 us
@@ -34,6 +34,9 @@ const MARKS: usize = 18;
 /// one by one is answered one by one (the self-clocking of a window).
 const MARKS_PER_WINDOW: u32 = 16;
 
+/// What was learned of the network is forgotten after so long without traffic: longer than any queue lasts.
+const FORGETS_AFTER: Nanos = 100_000_000;
+
 /// A peer's window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Window {
@@ -50,6 +53,8 @@ pub(super) struct Window {
     /// Buffers charged so far, and how many of them are not under way any more.
     sent: u32,
     arrived: u32,
+    /// When something was charged last.
+    charged_at: Nanos,
     /// Up to this time, so much was sent.
     marks: [(Nanos, u32); MARKS],
     len: u8,
@@ -65,6 +70,7 @@ impl Window {
             lost_at: 0,
             sent: 0,
             arrived: 0,
+            charged_at: 0,
             marks: [(0, 0); MARKS],
             len: 0,
         }
@@ -94,6 +100,10 @@ impl Window {
 
     /// A frame of so many leaves.
     pub(super) fn charge(&mut self, now: Nanos, buffers: u32, policy: &Policy) {
+        if self.under_way() == 0 && now >= self.charged_at.saturating_add(FORGETS_AFTER) {
+            (self.size, self.threshold) = (u32::MAX, u32::MAX);
+        }
+        self.charged_at = now;
         self.sent = self.sent.wrapping_add(buffers);
         let mark = (now, self.sent);
         let len = usize::from(self.len);
@@ -264,6 +274,27 @@ mod tests {
             window.learn(at, now + i, Some((100 * US, BASE)), &policy);
         }
         assert_eq!(window.size(&policy), 43, "64 less a third, once");
+    }
+
+    #[test]
+    fn an_old_queue_is_forgotten() {
+        let (mut window, policy, mut now) = (Window::new(), policy(), 1 << 33);
+        for _ in 0..20 {
+            round(&mut window, &mut now, 10_000 * US);
+        }
+        assert_eq!(window.size(&policy), 1);
+        // Traffic goes on, with pauses shorter than a queue may last. Expect: it is remembered.
+        now += FORGETS_AFTER / 2;
+        round(&mut window, &mut now, 10_000 * US);
+        assert_eq!(window.size(&policy), 1);
+        // Nothing for longer, but something is still out. Then it is answered, and again nothing.
+        window.charge(now, 1, &policy);
+        window.charge(now + 2 * FORGETS_AFTER, 1, &policy);
+        assert_eq!(window.size(&policy), 1);
+        now += 2 * FORGETS_AFTER;
+        window.learn(now, now, None, &policy);
+        window.charge(now + FORGETS_AFTER, 1, &policy);
+        assert_eq!(window.size(&policy), 64);
     }
 
     #[test]
