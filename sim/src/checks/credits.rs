@@ -191,7 +191,10 @@ impl Check for Credits {
             (account.seen, account.heard) = (None, None);
         }
         let used = header.sent_buffers.wrapping_sub(account.sent);
-        let returned = account.called_back && !serial_lt(account.limit, header.sent_buffers);
+        // The answer to a HELLO of an incarnation that the header does not name yet may return credit, too.
+        let called_back =
+            account.called_back || (header.dst_incarnation == 0 && account.other.called_back);
+        let returned = called_back && !serial_lt(account.limit, header.sent_buffers);
         if used != buffers && !returned {
             return Err(format!(
                 "{:?} -> {:?}: a frame of {} bytes uses {buffers} buffers, sent_buffers went from {} to {}",
