@@ -4,7 +4,7 @@
 use portolan_sim::harness::{MS, US};
 use portolan_sim::puppet::{NOTHING, Puppet};
 use portolan_transport::ident::Priority;
-use portolan_transport::policy::{Congestion, OnTimeout, Policy};
+use portolan_transport::policy::{AckRule, Congestion, OnTimeout, Order, Policy, Recovery};
 
 use crate::{any, policy, puppet};
 
@@ -125,6 +125,30 @@ fn s8_1_bytes_by_offset() {
     p.echo = None;
     p.waits(40 * US);
     assert!(any(&p.says(asks), "DATA 0 1370..2752"));
+}
+
+// Messages commit in order of arrival: a later one did, then the engine died that had accepted an earlier one. Nothing more follows, so only
+// PROBE can bring it up. Expect: it is asked for. transport.md §7.5
+#[test]
+fn s7_5_probe_beyond_a_gap() {
+    let policy = Policy {
+        recovery: Recovery::GoBackN { stall: false },
+        ack_rule: AckRule::Exact,
+        order: Order::Arrival,
+        on_timeout: OnTimeout::Probe,
+        window_messages: 8,
+        ..policy()
+    };
+    let mut p = Puppet::new(policy, 16);
+    let (long, short) = (p.rts(0, 5_000, 100), p.eager(1));
+    p.says(long);
+    assert!(any(&p.says(short), "delivers 1"));
+    p.dies();
+    p.is_restored();
+    p.greets();
+    let probe = p.probe(1, 100);
+    let outcome = p.says(probe);
+    assert!(any(&outcome, "NACK 0"), "{outcome:?}");
 }
 
 // Shortest remaining first, out of one budget; the longest is not starved. transport.md §8.2
