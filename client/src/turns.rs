@@ -62,7 +62,7 @@ pub fn short() {
 
 /// Gives the calling thread turns as short as an engine's and changes nothing else: neither its policy nor how nice it is. A thread that is no
 /// ordinary one, or asks for short turns already, stays as it is. It cannot fail, as [`short`].
-pub(crate) fn as_engines() {
+pub fn as_engines() {
     let mut attributes = SchedAttr::default();
     let itself: libc::c_long = 0;
     let no_flags: libc::c_long = 0;
