@@ -125,7 +125,7 @@ impl Endpoint {
         if serial_lt(stream.base, base) {
             self.settle_before(now, slot, base, host);
         } else if serial_lt(base, stream.base) {
-            self.on_old_base(slot, base);
+            self.on_old_base(now, slot, base);
         }
     }
 
@@ -149,9 +149,7 @@ impl Endpoint {
             // We settled it, the receiver did not: its engine was replaced after it told us of a drop, or a hole of ours was
             // lost with our predecessor. Never something delivered, which it would have committed. Or the NACK is merely old:
             // then NULL is answered by an acknowledgement.
-            stream.filler = Some(expected);
-            self.queue_sender_control(slot);
-            return;
+            return self.fill_from(now, slot, expected);
         }
         let Some(entry) = self.peers.get(stream.peer) else {
             return;

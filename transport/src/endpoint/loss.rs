@@ -224,13 +224,27 @@ impl Endpoint {
     }
 
     /// An acknowledgement below our base: old, or its receiver lost what it told us of.
-    pub(super) fn on_old_base(&mut self, slot: u32, base: u32) {
-        let Some(stream) = self.send.get_mut(slot) else {
+    pub(super) fn on_old_base(&mut self, now: Nanos, slot: u32, base: u32) {
+        let Some(stream) = self.send.get(slot) else {
             return;
         };
         let horizon = self.peers.get(stream.peer).map_or(0, |e| e.horizon);
         if horizon > stream.moved_at {
-            stream.filler = Some(base);
+            self.fill_from(now, slot, base);
+        }
+    }
+
+    /// The receiver waits for numbers from `base` on, which we settled: NULL goes out for them, unless it did and the receiver had not
+    /// heard so (transport.md §7.6). NULL is answered, so that an answer to every answer would never end, and multiply in a network that
+    /// duplicates.
+    pub(super) fn fill_from(&mut self, now: Nanos, slot: u32, base: u32) {
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        let entry = self.peers.get(stream.peer);
+        let (horizon, last) = entry.map_or((0, 0), |e| (e.horizon, e.stamps.last(now)));
+        if horizon == 0 || horizon > stream.filled_at {
+            (stream.filler, stream.filled_at) = (Some(base), last);
             self.queue_sender_control(slot);
         }
     }

@@ -150,9 +150,14 @@ impl Stamps {
         self.wrote_at
     }
 
-    /// Everything written so far has this time at most, everything from now on a later one.
+    /// Everything written so far has this time at most, everything from the clock's next reading on a later one.
     pub(super) fn newest(&self, now: Nanos) -> Nanos {
         self.wrote_at.clamp(now, now.saturating_add(AHEAD_MAX))
+    }
+
+    /// The time of the newest frame that was written; what is written from now on has a later one.
+    pub(super) fn last(&self, now: Nanos) -> Nanos {
+        self.wrote_at.min(now.saturating_add(AHEAD_MAX))
     }
 
     /// Whether a frame with this stamp was written after all that came.

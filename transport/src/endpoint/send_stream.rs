@@ -178,6 +178,8 @@ pub(super) struct SendStream {
     pub nulls: bool,
     /// The first number that we settled and the receiver still waits for: NULL goes out for those from it to `base`.
     pub filler: Option<u32>,
+    /// When that was asked for last, as frames are stamped.
+    pub filled_at: Nanos,
     pub confirms: VecDeque<u32>,
     /// In the peer's `sender_control`.
     pub in_control: bool,
@@ -225,6 +227,7 @@ impl SendStream {
             close: false,
             nulls: false,
             filler: None,
+            filled_at: 0,
             confirms: VecDeque::new(),
             in_control: false,
             in_active: false,
@@ -314,7 +317,7 @@ impl SendStream {
         self.go_back(self.base);
         self.resend.clear();
         self.confirms.clear();
-        self.filler = None;
+        (self.filler, self.filled_at) = (None, 0);
         self.probe = false;
         (self.stalled, self.not_ready, self.starved) = (false, None, false);
         (self.lost, self.horizon, self.newest) = (false, 0, None);

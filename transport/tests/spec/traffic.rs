@@ -1,4 +1,4 @@
-//! §7 to §11: repair by time, long messages, credit, congestion, frames. transport.md §7.1, §7.5, §8.1, §8.2, §8.3, §9.1, §9.2, §10, §11.1,
+//! §7 to §11: repair by time, long messages, credit, congestion, frames. transport.md §7.1, §7.5, §7.6, §8.1, §8.2, §8.3, §9.1, §9.2, §10, §11.1,
 //! §11.2
 
 use portolan_sim::harness::{MS, US};
@@ -149,6 +149,45 @@ fn s7_5_probe_beyond_a_gap() {
     let probe = p.probe(1, 100);
     let outcome = p.says(probe);
     assert!(any(&outcome, "NACK 0"), "{outcome:?}");
+}
+
+// The receiver's new engine waits for numbers we settled. Expect: NULL for them, once, however often answers say so that were written before
+// those NULLs came; and again after. transport.md §7.6
+#[test]
+fn s7_6_numbers_only_the_sender_settled() {
+    for nack in [false, true] {
+        let mut p = Puppet::new(
+            Policy {
+                recovery: Recovery::GoBackN { stall: false },
+                ..policy()
+            },
+            16,
+        );
+        for _ in 0..20 {
+            p.sends(100);
+        }
+        p.waits(40 * US);
+        p.says(p.ack(20));
+        p.waits(US);
+        p.sends(100);
+        let waits_for = |p: &mut Puppet, number| {
+            p.waits(40 * US);
+            let outcome = match nack {
+                true => p.says(p.nack(number, 1)),
+                false => p.says(p.ack(number)),
+            };
+            outcome.iter().filter(|one| one.starts_with("NULL")).count()
+        };
+        p.echo = p.last_heard();
+        assert_eq!(waits_for(&mut p, 3), 8);
+        // As before, and from elsewhere: both were written before.
+        assert_eq!(waits_for(&mut p, 3), 0);
+        assert_eq!(waits_for(&mut p, 5), 0);
+        p.echo = p.last_heard();
+        assert_eq!(waits_for(&mut p, 11), 8);
+        p.echo = p.last_heard();
+        assert_eq!(waits_for(&mut p, 19), 1);
+    }
 }
 
 // Shortest remaining first, out of one budget; the longest is not starved. transport.md §8.2
