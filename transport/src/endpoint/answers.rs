@@ -372,12 +372,16 @@ impl Endpoint {
         let Some(index) = stream.index(number) else {
             return;
         };
-        let restored = stream.queue.get(index).is_some_and(|m| m.restored);
-        let reason = match stream.queue.get(index).map(|message| message.state) {
-            Some(MessageState::Null(reason)) => reason,
-            // A cancel that died with our predecessor; or a refusal, whose reason died with the receiver's.
-            _ if restored => Reason::Cancelled,
-            _ => Reason::Refused,
+        let reason = match stream.queue.get(index) {
+            Some(message) => match message.state {
+                MessageState::Null(reason) => reason,
+                // Our predecessor gave it up when it was time; our own timer has not looked yet.
+                _ if message.restored && message.request.deadline <= now => Reason::Deadline,
+                // A cancel that died with our predecessor; or a refusal, whose reason died with the receiver's.
+                _ if message.restored => Reason::Cancelled,
+                _ => Reason::Refused,
+            },
+            None => Reason::Refused,
         };
         let status = if delivered {
             SendStatus::Delivered

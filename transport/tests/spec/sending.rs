@@ -142,6 +142,29 @@ fn s4_5_giving_up() {
     );
 }
 
+// A predecessor gave it up at its deadline; the receiver's answer comes before our own timer has looked. Expect: the deadline, not a cancel
+// that nobody asked for. transport.md §4.5
+#[test]
+fn s4_5_given_up_by_a_predecessor() {
+    for late in [true, false] {
+        let mut p = puppet();
+        let until = p.now + 5 * MS;
+        p.sends_until(100, until);
+        p.dies();
+        p.is_restored();
+        p.greets();
+        p.now = if late { until } else { until - MS };
+        let reason = if late {
+            Reason::Deadline
+        } else {
+            Reason::Cancelled
+        };
+        let outcome = p.says(p.null_ack(0, false));
+        let expected = format!("completes 0 NotDelivered({reason:?})");
+        assert!(any(&outcome, &expected), "{outcome:?}");
+    }
+}
+
 // After a failure of its receiver's the stream waits for the application; after a cancel it does not. transport.md §4.6
 #[test]
 fn s4_6_after_a_failure() {
