@@ -42,7 +42,10 @@ impl Endpoint {
                 return self.attach_receiving(slot, peer, host).then_some(slot);
             }
             if serial_lt(stream.epoch, epoch) {
+                // An old copy, and its sender takes no notice of the answer. Or the record is wrong, left by an engine that was: then nothing
+                // else would ever end the sender's waiting.
                 self.counters.stale_epochs += 1;
+                self.reply(peer, Reply::Refused(*stream));
                 return None;
             }
         }

@@ -142,6 +142,20 @@ fn s4_5_giving_up() {
     );
 }
 
+// First chunks of an epoch before the one that is known: an old copy, or a wrong record that an engine left which was wrong itself. Expect: whoever
+// asks hears of it, and opens anew. transport.md §3.3
+#[test]
+fn s3_3_an_earlier_epoch_is_refused() {
+    let mut p = puppet();
+    let later = p.eager(0).epoch(1);
+    assert!(any(&p.says(later), "delivers 0"));
+    for say in [p.eager(3), p.probe(3, 100), p.null(3), p.rts(3, 5000, 100)] {
+        let outcome = p.says(say.start(None));
+        assert!(any(&outcome, "REFUSED"), "{outcome:?}");
+        assert_eq!(p.delivered(), 1);
+    }
+}
+
 // A predecessor gave it up at its deadline; the receiver's answer comes before our own timer has looked. Expect: the deadline, not a cancel
 // that nobody asked for. transport.md §4.5
 #[test]

@@ -4,7 +4,7 @@
 //! A child gets nothing it does not need: an unprivileged user, no capability in any set, no way to gain one, no descriptor but
 //! standard ones and, for an engine, its end of the link.
 
-mod birth;
+pub(super) mod birth;
 
 use std::ffi::{CString, OsString};
 use std::io;

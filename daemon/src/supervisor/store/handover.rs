@@ -14,24 +14,25 @@
 
 use std::ffi::{CString, OsString};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, PipeReader, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use portolan_abi::control::{ErrorCode, Response};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::FdFlags;
+use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
 
 use super::abi::Abi;
 use super::inherit::{HANDOVER, hand_over};
 use super::points;
 use crate::supervisor::clients::Pending;
 use crate::supervisor::poll::{EventFlags, Source};
+use crate::supervisor::spawn::{Child, birth};
 use crate::supervisor::watchdog::vitals;
 use crate::supervisor::{Supervisor, privileges};
 
@@ -63,64 +64,89 @@ fn own_path() -> Option<PathBuf> {
 fn probe(path: &Path) -> Result<File, String> {
     let shown = path.display();
     let file = File::open(path).map_err(|error| format!("{shown}: {error}"))?;
-    let number = file.as_raw_fd();
-    let mut command = Command::new(format!("/proc/self/fd/{number}"));
-    command
-        .arg0(path)
-        .arg("abi")
-        .env_clear()
-        .current_dir("/")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .process_group(0);
-    // A script's interpreter opens it once more by this number. And it is in nobody's way, for a while.
-    let keep = move || {
-        portolan::turns::idle();
-        // SAFETY: a number that is open in the parent, which waits.
-        if unsafe { libc::fcntl(number, libc::F_SETFD, 0) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(())
-    };
-    // SAFETY: `keep` makes plain system calls on a number made before the fork; it neither allocates nor locks.
-    unsafe { command.pre_exec(keep) };
-    let mut child = command
-        .spawn()
-        .map_err(|error| format!("{shown} cannot be run: {error}"))?;
-    let asked = Instant::now();
-    let ended = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break Ok(status),
-            Ok(None) if asked.elapsed() < PROBE => {
-                if asked.elapsed() > AT_LEISURE {
-                    // There was no leisure. Ended: as good.
-                    let _ = vitals::make_ordinary(child.id().cast_signed());
-                }
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            Ok(None) => break Err("does not end".to_owned()),
-            Err(error) => break Err(error.to_string()),
-        }
-    };
-    if ended.is_err() {
-        // It may just have ended: as good.
-        let _ = child.kill();
-        let _ = child.wait();
-    }
-    let status = ended.map_err(|why| format!("`{shown} abi` {why}"))?;
+    let (mut hear, child) =
+        ask(&file, path).map_err(|error| format!("{shown} cannot be run: {error}"))?;
+    let content = await_end(&child).map_err(|why| format!("`{shown} abi` {why}"))?;
     let mut said = String::new();
-    let output = child.stdout.take();
-    // What cannot be read says nothing.
-    let _ = output.map(|out| out.take(SAID).read_to_string(&mut said));
+    // What cannot be read says nothing. It is not waited for: whoever the program has started may hold the other end for ever.
+    let _ = rustix::io::ioctl_fionbio(&hear, true);
+    let _ = hear.by_ref().take(SAID).read_to_string(&mut said);
     match Abi::parse(&said) {
-        Some(abi) if status.success() => match Abi::OURS.misfit(&abi) {
+        Some(abi) if content => match Abi::OURS.misfit(&abi) {
             None => Ok(file),
             Some(why) => Err(format!(
                 "{shown} cannot go on where this build stops: {why}; stop the daemon and start the new one"
             )),
         },
         _ => Err(format!("{shown} is no portoland: it does not say its ABI")),
+    }
+}
+
+/// Starts an open file as `path abi`, in nobody's way; what it says comes from the pipe.
+fn ask(file: &File, path: &Path) -> io::Result<(PipeReader, Child)> {
+    let number = file.as_raw_fd();
+    let (hear, tell) = io::pipe()?;
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    let places = [null.as_raw_fd(), tell.as_raw_fd(), null.as_raw_fd()];
+    let before = || {
+        portolan::turns::idle();
+        rustix::process::setpgid(None, None)?;
+        rustix::process::chdir(c"/")?;
+        let mut done = true;
+        for (place, source) in (0..).zip(places) {
+            // SAFETY: descriptors of our own; the child's table is its copy.
+            done &= unsafe { libc::dup2(source, place) } >= 0;
+        }
+        // A script's interpreter opens it once more by this number.
+        // SAFETY: as above.
+        done &= unsafe { libc::fcntl(number, libc::F_SETFD, 0) } >= 0;
+        if done {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    };
+    let (pid, exit) = birth::bear(&birth::Plan {
+        program: &CString::new(format!("/proc/self/fd/{number}"))?,
+        arguments: &[
+            CString::new(path.as_os_str().as_bytes())?,
+            c"abi".to_owned(),
+        ],
+        environment: &[],
+        before: &before,
+    })?;
+    Ok((hear, Child { pid, exit }))
+}
+
+/// Waits until it has ended and collects it: was it content with itself? If it takes too long it is killed.
+fn await_end(child: &Child) -> Result<bool, String> {
+    let ends_within = |time: Duration| {
+        let until = Instant::now() + time;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).ok();
+            let mut fds = [PollFd::new(&child.exit, PollFlags::IN)];
+            match rustix::event::poll(&mut fds, left.as_ref()) {
+                Err(rustix::io::Errno::INTR) => {}
+                other => return other == Ok(1),
+            }
+        }
+    };
+    let mut ended = ends_within(AT_LEISURE);
+    if !ended {
+        // There was no leisure. Ended: as good.
+        let _ = vitals::make_ordinary(child.pid);
+        ended = ends_within(PROBE.saturating_sub(AT_LEISURE));
+    }
+    if !ended {
+        // It may just have ended: as good.
+        let _ = rustix::process::pidfd_send_signal(&child.exit, Signal::KILL);
+    }
+    let status = waitid(WaitId::PidFd(child.exit.as_fd()), WaitIdOptions::EXITED);
+    match status {
+        _ if !ended => Err("does not end".to_owned()),
+        Ok(status) => Ok(status.and_then(|status| status.exit_status()) == Some(0)),
+        Err(error) => Err(error.to_string()),
     }
 }
 
