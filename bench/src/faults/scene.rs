@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use portolan::{Address, Node, Port, PortOptions};
 use portolan_testbed::{Daemon, DaemonOptions, Lab, ManagerOptions, Node as LabNode, cancel};
+use serde_json::{Value, json};
 
 use super::books::{Inbox, Outbox, Tally};
+use super::clock::{now_ns, ns, sleep_until};
 use super::letter::{Sizes, Stream};
 use super::load::{self, Talker, Written};
 use super::meter::{Meter, Orders};
@@ -30,6 +32,8 @@ const IDLE_BYTES: u64 = 1 << 16;
 const SETTLED: Duration = Duration::from_secs(45);
 /// The same where the world is known to be broken.
 const BROKEN: Duration = Duration::from_secs(5);
+/// How long a report watches whether anything comes.
+const REPORT_SPAN: Duration = Duration::from_millis(500);
 /// Bound on receivers to say what they have: what they lack is reported before.
 const CONFIRMED: Duration = Duration::from_secs(3);
 /// The pause between two looks at something that cannot be waited for.
@@ -189,6 +193,29 @@ impl Scene {
         let loaded = self.meters.iter().map(|(_, meter)| meter.received());
         let steady = self.steady.iter().map(|steady| steady.receiver.received());
         loaded.chain(steady).collect()
+    }
+
+    /// What each end of the load knows, and whether anything comes.
+    pub fn load_report(&self) -> Value {
+        let before = self.received();
+        sleep_until(now_ns() + ns(REPORT_SPAN));
+        let came = self.received();
+        let names = self.meters.iter().map(|(address, _)| address.to_string());
+        let names = names.chain(["steady".to_owned()]);
+        let meters = self.meters.iter().map(|(_, meter)| meter);
+        let meters = meters.chain(self.steady.iter().map(|steady| &steady.sender));
+        let figures = before.iter().zip(&came).zip(meters);
+        let of = |((before, came), meter): ((&u64, &u64), &Arc<Meter>)| {
+            json!({
+                "received": came,
+                "received_in_half_a_second": came - before,
+                "outstanding": meter.outstanding.load(Ordering::SeqCst),
+                "failed": meter.failed.load(Ordering::SeqCst),
+                "anomalies": meter.anomalies.load(Ordering::SeqCst),
+                "unconfirmed": meter.unconfirmed.load(Ordering::SeqCst),
+            })
+        };
+        names.zip(figures.map(of)).collect()
     }
 
     /// A sum over all meters.

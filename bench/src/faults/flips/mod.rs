@@ -86,14 +86,14 @@ impl Snapshot {
     }
 }
 
-/// What both daemons say of themselves.
+/// What both daemons say of themselves, and what their applications see.
 fn everything(scene: &Scene) -> Value {
     let reports = ["status", "peers", "ports", "counters"];
     let of = |node: u16| {
         let node = scene.lab().node(node);
         Value::from_iter(reports.map(|what| (what, node.report(what).unwrap_or_default())))
     };
-    json!(NODES.map(of))
+    json!({ "nodes": NODES.map(of), "load": scene.load_report() })
 }
 
 impl Flips<'_> {
