@@ -113,8 +113,15 @@ fn guard(whose: i32, at_most: Duration, over: &AtomicBool) {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::channel;
+    use std::sync::{Mutex, MutexGuard, PoisonError};
 
     use super::*;
+
+    /// Whoever ends it ends it for every thread there is, another test's too.
+    fn alone() -> MutexGuard<'static, ()> {
+        static ONE: Mutex<()> = Mutex::new(());
+        ONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 
     /// Does this test have the right to choose?
     fn may() -> bool {
@@ -137,6 +144,7 @@ mod tests {
         if !may() {
             return;
         }
+        let _alone = alone();
         let own = || rustix::thread::gettid().as_raw_pid();
         let mut leisure = Leisure::begin_for(Duration::from_secs(3600));
         wait_until("idle", || vitals::is_idle(own()));
@@ -162,6 +170,7 @@ mod tests {
         if !may() {
             return;
         }
+        let _alone = alone();
         let own = rustix::thread::gettid().as_raw_pid();
         let mut leisure = Leisure::begin_for(Duration::from_millis(50));
         wait_until("idle", || vitals::is_idle(own));

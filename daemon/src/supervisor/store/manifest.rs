@@ -239,7 +239,8 @@ mod tests {
         }
     }
 
-    // A copy of this test's program, one with something behind it, and files that no linker made. Expect: only the copy is the same.
+    // A copy of this test's program, one with something behind it, one with another build id, and files that no linker made. Expect: only the copy is
+    // the same.
     #[test]
     fn a_build_is_told_from_others() {
         let directory = tempfile::tempdir().unwrap();
@@ -252,6 +253,15 @@ mod tests {
         let mut file = File::options().append(true).open(&path).unwrap();
         file.write_all(b"more").unwrap();
         assert_ne!(of(&path), ours);
+        // Another id, if this test's linker computes one.
+        let mut bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let id = object::File::parse(&*bytes).unwrap().build_id().unwrap();
+        if let Some(id) = id.map(<[u8]>::to_vec) {
+            let at = bytes.windows(id.len()).position(|piece| piece == id);
+            bytes[at.unwrap()] ^= 1;
+            std::fs::write(&path, &bytes).unwrap();
+            assert_ne!(of(&path), ours);
+        }
         let mut text = vec![b'x'; 3 * PIECE];
         std::fs::write(&path, &text).unwrap();
         let before = of(&path);
