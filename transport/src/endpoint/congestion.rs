@@ -6,8 +6,9 @@
 //! Idea: what we take from Swift: a window per peer that follows the delay. Below the target (the smallest round trip of late, and
 //! `target_us`) it grows by one receive buffer per window acknowledged, well below it by an eighth; above it, it shrinks in proportion to the
 //! excess (0.8 × excess / delay, at most by half), and not again before something that left since is answered, or the same queue would be
-//! answered twice; a timeout with silence shrinks it to one buffer, from which it doubles per round trip to half of where it was. It starts full, since credit
-//! bounds it too, also after a tenth of a second without traffic, and at least one frame may always be under way. Time that the peer held an answer is not in the samples (see `round_trip`), so late acknowledgements are no congestion. Loss at
+//! answered twice; a timeout with silence shrinks it to one buffer, from which it doubles per round trip to half of where it was. It starts
+//! full, since credit bounds it too, also after a tenth of a second without traffic, and at least one frame may always be under way. Time
+//! that the peer held an answer is not in the samples (see `round_trip`), so late acknowledgements are no congestion. Loss at
 //! low delay does not shrink it: that is corruption, or a switch that would show in the next delay. With `DelayAndLoss`, the default's, delay alone
 //! does not shrink it either: an engine that shares its core is late by milliseconds without any queue in the network (a target of 200 us
 //! cost two nodes on two busy cores nine tenths of their rate). A switch that is full delays *and* drops.

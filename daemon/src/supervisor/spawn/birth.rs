@@ -34,6 +34,8 @@ pub struct Plan<'p> {
     pub arguments: &'p [CString],
     /// Its environment, `NAME=value`.
     pub environment: &'p [CString],
+    /// Whether `before` gives up our user. Births of one process at the same time must not: one would undo another's marking of the memory.
+    pub changes_user: bool,
     /// Runs in the child before exec, under the rules above.
     pub before: &'p dyn Fn() -> io::Result<()>,
 }
@@ -86,7 +88,7 @@ pub fn bear(plan: &Plan<'_>) -> io::Result<(i32, OwnedFd)> {
         );
         let failed = io::Error::last_os_error();
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
-        if dumpable == 1 {
+        if plan.changes_user && dumpable == 1 {
             libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0);
         }
         (pid, failed)
@@ -172,6 +174,7 @@ mod tests {
             program,
             arguments: &texts(arguments),
             environment: &texts(&["A=b"]),
+            changes_user: true,
             before,
         })?;
         assert!(Pid::from_raw(pid).is_some());

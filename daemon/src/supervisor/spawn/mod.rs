@@ -120,6 +120,7 @@ impl Processes {
             program: c"/proc/self/exe",
             arguments: &arguments,
             environment: &environment,
+            changes_user: true,
             before: &|| confine(self.user, null, link_number),
         })?;
         Ok(Child { pid, exit })

@@ -89,7 +89,7 @@ fn ask(file: &File, path: &Path) -> io::Result<(PipeReader, Child)> {
     let null = File::options().read(true).write(true).open("/dev/null")?;
     let places = [null.as_raw_fd(), tell.as_raw_fd(), null.as_raw_fd()];
     let before = || {
-        portolan::turns::idle();
+        portolan::turns::short();
         rustix::process::setpgid(None, None)?;
         rustix::process::chdir(c"/")?;
         let mut done = true;
@@ -113,8 +113,11 @@ fn ask(file: &File, path: &Path) -> io::Result<(PipeReader, Child)> {
             c"abi".to_owned(),
         ],
         environment: &[],
+        changes_user: false,
         before: &before,
     })?;
+    // Not before exec, which we wait for. Without it, it is in others' way.
+    let _ = vitals::make_idle(pid);
     Ok((hear, Child { pid, exit }))
 }
 
