@@ -28,6 +28,18 @@ impl Times {
         self.0.saturating_record(ns);
     }
 
+    pub fn add(&mut self, nanoseconds: &Histogram<u64>) {
+        // Of the same bounds, or clipped to them.
+        for value in nanoseconds.iter_recorded() {
+            let count = value.count_since_last_iteration();
+            self.0.saturating_record_n(value.value_iterated_to(), count);
+        }
+    }
+
+    pub fn samples(&self) -> u64 {
+        self.0.len()
+    }
+
     /// In microseconds.
     pub fn quantile(&self, quantile: f64) -> f64 {
         self.0.value_at_quantile(quantile) as f64 / 1000.0
@@ -76,6 +88,48 @@ fn text(us: f64) -> String {
         us => format!("{us:.0}"),
     }
 }
+
+/// Every gap between deliveries, not only the longest: around faults, and in spans as long without one. The latter in two halves, of
+/// which each is as good a picture of the machine without faults as the other: what they differ by is noise.
+#[derive(Clone, Debug)]
+pub struct Gaps {
+    pub around: Times,
+    pub without: [Times; 2],
+}
+
+impl Gaps {
+    pub fn new() -> Result<Self> {
+        Ok(Self {
+            around: Times::new()?,
+            without: [Times::new()?, Times::new()?],
+        })
+    }
+
+    fn json(&self) -> Value {
+        let quantiles = |times: &Times| {
+            let of = |(name, quantile): &(&str, f64)| {
+                ((*name).to_owned(), times.quantile(*quantile).into())
+            };
+            let mut object: serde_json::Map<_, Value> = GAP_QUANTILES.iter().map(of).collect();
+            object.insert("max".into(), times.max().into());
+            object.insert("samples".into(), times.samples().into());
+            Value::Object(object)
+        };
+        json!({
+            "around_faults": quantiles(&self.around),
+            "without": self.without.each_ref().map(quantiles),
+        })
+    }
+}
+
+/// The quantiles of gaps that are reported.
+pub const GAP_QUANTILES: [(&str, f64); 5] = [
+    ("p50", 0.5),
+    ("p90", 0.9),
+    ("p99", 0.99),
+    ("p99.9", 0.999),
+    ("p99.99", 0.9999),
+];
 
 /// What a campaign may find without anything being wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,6 +181,8 @@ pub struct Outcome {
     pub whole: Times,
     /// The same for spans without a fault: the machine's noise.
     pub noise: Times,
+    /// Every gap, where that is what is compared.
+    pub gaps: Option<Gaps>,
     /// The median gap between deliveries, in nanoseconds.
     pub median_gap_ns: u64,
     pub causes: BTreeMap<String, u64>,
@@ -160,6 +216,7 @@ impl Outcome {
             renewal: Times::new()?,
             whole: Times::new()?,
             noise: Times::new()?,
+            gaps: None,
             median_gap_ns: 0,
             causes: BTreeMap::new(),
             tiers: BTreeMap::new(),
@@ -269,6 +326,7 @@ impl Outcome {
             "renewal_us": self.renewal.json(),
             "whole_us": self.whole.json(),
             "noise_us": self.noise.json(),
+            "gaps_us": self.gaps.as_ref().map(Gaps::json),
             "median_gap_us": self.median_gap_ns as f64 / 1000.0,
             "causes": self.causes,
             "tiers": self.tiers,

@@ -118,12 +118,13 @@ impl Report {
         }
         let mut text = String::from("Times are p50 / p99 / max.\n\n");
         text += &table(&rows);
-        let ftgm = [
+        let tables = [
             tables::one(&self.outcomes),
             self.cost.as_ref().map(tables::two),
             tables::three(&self.outcomes),
+            tables::gaps(&self.outcomes),
         ];
-        for table in ftgm.into_iter().flatten() {
+        for table in tables.into_iter().flatten() {
             text += &format!("\n{table}");
         }
         text += &format!("\n{}\n", machine());

@@ -18,6 +18,7 @@ use super::books::{Inbox, Outbox};
 use super::clock::{now_ns, ns, sleep_until};
 use super::letter::{Sizes, Stream};
 use super::meter::{Meter, Orders};
+use super::outcome::Times;
 
 /// From one message to the next.
 pub const INTERVAL: Duration = Duration::from_micros(50);
@@ -36,6 +37,8 @@ const BUFFERS: u32 = 1000;
 pub struct Gaps {
     /// Every gap, in nanoseconds.
     all: Histogram<u64>,
+    /// The same since `begin_span`.
+    span: Histogram<u64>,
     /// (from, to) of the remarkable ones.
     long: Vec<(u64, u64)>,
     last_ns: u64,
@@ -49,6 +52,7 @@ impl GapLog {
     fn new() -> Result<Self> {
         let all = Histogram::new_with_bounds(1, 60_000_000_000, 3)?;
         Ok(Self(Mutex::new(Gaps {
+            span: all.clone(),
             all,
             long: Vec::new(),
             last_ns: 0,
@@ -66,6 +70,7 @@ impl GapLog {
             return;
         }
         gaps.all.saturating_record(at_ns.saturating_sub(last));
+        gaps.span.saturating_record(at_ns.saturating_sub(last));
         if at_ns.saturating_sub(last) >= REMARKABLE_NS {
             gaps.long.push((last, at_ns));
         }
@@ -74,6 +79,16 @@ impl GapLog {
     /// The median gap so far.
     pub fn median_ns(&self) -> u64 {
         self.gaps().all.value_at_quantile(0.5)
+    }
+
+    /// From here on gaps are counted by `add_span_to` too.
+    pub fn begin_span(&self) {
+        self.gaps().span.reset();
+    }
+
+    /// Adds every gap that ended since `begin_span`.
+    pub fn add_span_to(&self, times: &mut Times) {
+        times.add(&self.gaps().span);
     }
 
     /// The longest gap that touches this span, which lies in the past; 0 if none was remarkable.
@@ -307,5 +322,26 @@ mod tests {
         assert_eq!(log.longest_ns(us(5500), us(9000)), us(3000));
         log.forget_before(us(5500));
         assert_eq!(log.longest_ns(us(900), us(1100)), 0);
+    }
+
+    // Deliveries 50 us apart, then a span begins, in which the first comes after 50 us and five more 80 us apart. Expect: these six, added
+    // as often as they are asked for.
+    #[test]
+    fn a_span_has_the_gaps_since_it_began() {
+        let log = GapLog::new().unwrap();
+        let mut at = 1;
+        for gap in [[50_000; 10].as_slice(), &[80_000; 5]] {
+            log.begin_span();
+            for gap in gap {
+                log.delivered(at);
+                at += gap;
+            }
+        }
+        log.delivered(at);
+        let mut times = Times::new().unwrap();
+        log.add_span_to(&mut times);
+        log.add_span_to(&mut times);
+        assert_eq!(times.samples(), 12);
+        assert!((times.quantile(0.5) - 80.0).abs() < 0.1);
     }
 }

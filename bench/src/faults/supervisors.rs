@@ -1,7 +1,7 @@
 //! Supervisors that are killed, and supervisors that are replaced by another build, while their engines go on.
 //!
-//! Nothing may be lost, and nobody may notice: the engines stay who they are, and the longest gaps between deliveries are those that the
-//! machine makes without a fault.
+//! Nothing may be lost, and nobody may notice: the engines stay who they are, and the gaps between deliveries are those that the machine
+//! makes without a fault. All of them are compared, by quantiles, and the longest of each span by itself.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ use portolan_testbed::{Binaries, Daemon, process};
 
 use super::clock::{now_ns, ns, sleep_until};
 use super::deaths::{recoveries, warm_up};
-use super::outcome::Outcome;
+use super::outcome::{Gaps, Outcome};
 use super::progress::Progress;
 use super::random::Random;
 use super::scene::{NODES, Scene, Setting};
@@ -50,6 +50,7 @@ pub fn supervisors(
         Deed::Kill => "supervisor",
         Deed::Upgrade => "upgrade",
     })?;
+    let mut gaps = Gaps::new()?;
     let mut random = Random::new(setting.seed);
     let setting = Setting {
         managed: true,
@@ -72,7 +73,7 @@ pub fn supervisors(
     let log = scene.steady()?.log.clone();
     for number in 0..count {
         let node = NODES[random.below(2) as usize];
-        let one = one(&scene, node, &builds, &log, &mut outcome);
+        let one = one(&scene, node, &builds, &log, &mut outcome, &mut gaps);
         scene.check()?;
         if let Err(error) = one {
             outcome.note(format!("{number}: {error:#}"));
@@ -82,6 +83,7 @@ pub fn supervisors(
     }
     outcome.false_alarms = recoveries(&scene).map_or(0, |after| after.saturating_sub(before));
     outcome.median_gap_ns = log.median_ns();
+    outcome.gaps = Some(gaps);
     outcome.tally = scene.settle()?;
     Ok(outcome)
 }
@@ -93,6 +95,7 @@ fn one(
     builds: &[PathBuf],
     log: &GapLog,
     outcome: &mut Outcome,
+    gaps: &mut Gaps,
 ) -> Result<()> {
     let daemon = scene.daemon(node)?;
     let engine = Engine::wait_ready(daemon, READY)?;
@@ -101,6 +104,7 @@ fn one(
     sleep_until(now_ns() + ns(AROUND));
     let median = log.median_ns();
     let began = now_ns();
+    log.begin_span();
     outcome.injected += 1;
     match build {
         None => {
@@ -119,12 +123,16 @@ fn one(
     );
     outcome.recovered += 1;
     let over = now_ns();
+    log.add_span_to(&mut gaps.around);
     let outage = log.longest_ns(began, over);
     outcome.outage.record(outage.saturating_sub(median).max(1));
     // As long a span, with the same questions asked, in which nothing happens.
     let quiet = now_ns();
+    log.begin_span();
     sleep_until(quiet + (over - began).saturating_sub(ns(AROUND)));
     watch(scene, daemon)?;
+    let [odd, even] = &mut gaps.without;
+    log.add_span_to(if outcome.injected % 2 == 1 { odd } else { even });
     let noise = log.longest_ns(quiet, quiet + (over - began));
     outcome.noise.record(noise.saturating_sub(median).max(1));
     log.forget_before(began);
