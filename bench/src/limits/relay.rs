@@ -5,6 +5,7 @@
 //! with a frame is counted and otherwise ignored: a limit has no recovery to pay for.
 
 use anyhow::Result;
+use portolan_transport::wire::crc::{crc32c, crc32c_append};
 
 use super::shared::{Consumer, INLINE, Producer, Toward};
 use super::socket::{Label, Payload, Socket};
@@ -86,7 +87,7 @@ impl Outward {
             };
             let crc = match (self.form, payload) {
                 // Brings it into the cache that it is copied from next.
-                (Form::Checked, Payload::Copied(bytes)) => crc32c::crc32c(bytes),
+                (Form::Checked, Payload::Copied(bytes)) => crc32c(bytes),
                 _ => 0,
             };
             let label = Label {
@@ -151,7 +152,7 @@ impl Inward {
         }
         if self.form == Form::Checked {
             // What was copied is in the cache, whichever of the two is read.
-            message.crc = crc32c::crc32c_append(message.crc, bytes);
+            message.crc = crc32c_append(message.crc, bytes);
         }
         message.came += bytes.len();
         message.left = message.left.saturating_sub(bytes.len());

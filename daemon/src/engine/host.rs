@@ -14,6 +14,7 @@ use portolan_transport::host::{
 use portolan_transport::ident::{
     BufferId, Nanos, NodeId, Peer, PortId, Priority, RecordId, SendId, StreamKey,
 };
+use portolan_transport::wire::crc32c;
 
 use super::commit;
 use super::commit_point::{Point, store};
@@ -265,7 +266,7 @@ impl Host for EngineHost {
         port.read_payload(send.slot, send.generation, offset, to)
             .ok_or(MemoryFault)?;
         // Of the private copy: what the client does to its memory now only hurts its own message.
-        Ok(crc32c::crc32c(to))
+        Ok(crc32c(to))
     }
 
     fn complete(&mut self, send: SendId, status: SendStatus) {
@@ -340,7 +341,7 @@ impl Host for EngineHost {
         let port = self.ports.get_mut(buffer.port.0).ok_or(MemoryFault)?;
         port.write_payload(buffer.slot, buffer.generation, offset, from)
             .ok_or(MemoryFault)?;
-        Ok(crc32c::crc32c(from))
+        Ok(crc32c(from))
     }
 
     fn commit(&mut self, delivery: &Delivery) -> Result<(), MemoryFault> {

@@ -1,10 +1,36 @@
 //! CRC32C (Castagnoli, RFC 3720 appendix B.4), and joining the checksums of two pieces.
 //!
+//! Two crates, because neither is good at everything. `crc-fast` multiplies without carry, with AVX-512 where there is any: 1,400
+//! bytes in 18 ns and 8,900 in 80, where `crc32c`, which has the instruction of SSE 4.2, takes 83 and 403; it is also faster for the
+//! few bytes of a short message. But what it takes to go on from a checksum costs it 16 ns, which a frame's header would pay each time.
+//!
 //! A payload may straddle receive buffers and is checked while it is copied piece by piece (wire.md §5), so the checksums of the
 //! pieces are joined afterwards. The `crc32c` crate's combine squares 32×32 matrices for every bit of the length (zlib's old
 //! method, microseconds); here `x^(8·len) mod P` comes out of a table per byte of the length and costs one multiplication each.
 
-pub use ::crc32c::{crc32c, crc32c_append};
+use crc_fast::{CrcAlgorithm, Digest};
+
+/// Going on over this many bytes is `crc-fast`'s, 16 ns included.
+const LONG: usize = 512;
+
+/// The CRC32C of these bytes.
+pub fn crc32c(bytes: &[u8]) -> u32 {
+    crc_fast::crc32_iscsi(bytes)
+}
+
+/// The CRC32C of `a ‖ bytes` from `crc32c(a)`.
+pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
+    // 0 is the checksum of nothing, and of whatever else has it: to go on from it is to begin.
+    if crc == 0 {
+        return crc32c(bytes);
+    }
+    if bytes.len() < LONG {
+        return ::crc32c::crc32c_append(crc, bytes);
+    }
+    let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!crc));
+    digest.update(bytes);
+    digest.finalize() as u32
+}
 
 /// The polynomial, reflected.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
