@@ -1,6 +1,6 @@
 //! The comparison: every case, every subject, taking turns.
 //!
-//! One lab per MTU. In it, for each group of cases, the subjects take turns: started, asked, ended. Who begins changes from turn to turn.
+//! One lab per kind of interface. In it, for each group of cases, the subjects take turns: started, asked, ended. Who begins changes from turn to turn.
 //! A subject that fails loses its answers of that turn and is reported; the others go on.
 
 use std::path::{Path, PathBuf};
@@ -111,14 +111,16 @@ fn measure(plan: &Plan, subjects: &[Box<dyn Subject>], results: &mut Results) ->
         (expected.as_secs_f64() / 60.0).ceil()
     );
     let progress = progress(expected)?;
-    let mut at: Option<(u32, Lab)> = None;
+    let mut at: Option<((u32, u16), Lab)> = None;
     for group in &plan.groups {
-        if at.as_ref().is_none_or(|(mtu, _)| *mtu != group.mtu) {
+        let interfaces = (group.mtu, group.queues);
+        if at.as_ref().is_none_or(|(are, _)| *are != interfaces) {
             // The old one first: one lab at a time has the cores.
             if let Some((_, lab)) = at.take() {
                 lab.remove()?;
             }
-            at = Some((group.mtu, Lab::builder().mtu(group.mtu).build()?));
+            let lab = Lab::builder().mtu(group.mtu).queues(group.queues);
+            at = Some((interfaces, lab.build()?));
         }
         let (_, lab) = at.as_ref().context("no lab")?;
         take_turns(plan, group, &Scene::new(lab)?, subjects, results, &progress)?;

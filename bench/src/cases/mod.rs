@@ -44,6 +44,11 @@ pub enum Case {
         /// How many.
         ports: u16,
     },
+    /// As many ports as interfaces have queues, each sending to its counterpart: by an engine each, or all by one.
+    Queues {
+        /// How many.
+        queues: u16,
+    },
     /// A node with nothing to do: the processor time it takes, and the first message after a second of that.
     Idle {
         /// How engines wait.
@@ -94,6 +99,14 @@ impl Case {
         }
     }
 
+    /// Queues of the interfaces it is measured on.
+    pub fn queues(&self) -> u16 {
+        match self {
+            Self::Queues { queues } => *queues,
+            _ => 1,
+        }
+    }
+
     /// Length of its messages.
     pub fn bytes(&self) -> usize {
         match self {
@@ -101,7 +114,7 @@ impl Case {
             | Self::Rate { bytes }
             | Self::Stream { bytes, .. }
             | Self::AllSize { bytes } => *bytes,
-            Self::FanIn { .. } | Self::Ports { .. } => FAIRNESS_BYTES,
+            Self::FanIn { .. } | Self::Ports { .. } | Self::Queues { .. } => FAIRNESS_BYTES,
             Self::Idle { .. } | Self::Startup => 64,
         }
     }
@@ -113,7 +126,11 @@ impl Case {
             | Self::Rate { .. }
             | Self::Stream { .. }
             | Self::AllSize { .. } => true,
-            Self::FanIn { .. } | Self::Ports { .. } | Self::Idle { .. } | Self::Startup => false,
+            Self::FanIn { .. }
+            | Self::Ports { .. }
+            | Self::Queues { .. }
+            | Self::Idle { .. }
+            | Self::Startup => false,
         }
     }
 
@@ -124,6 +141,8 @@ impl Case {
             // One frame per message is what a transport that coalesces must beat.
             Self::Rate { .. } => Some("limit-raw-xdp"),
             Self::Stream { .. } | Self::AllSize { .. } => Some("limit-relay-crc"),
+            // What is gained, or at least not lost, by more engines.
+            Self::Queues { .. } => Some("portolan-one-engine"),
             Self::FanIn { .. } | Self::Ports { .. } | Self::Idle { .. } | Self::Startup => None,
         }
     }
@@ -134,7 +153,7 @@ impl Case {
             (Self::Idle { wait }, Self::Idle { wait: other }) => wait == other,
             (Self::PingPong { .. }, Self::Rate { .. }) => true,
             _ => {
-                self.mtu() == other.mtu()
+                (self.mtu(), self.queues()) == (other.mtu(), other.queues())
                     && std::mem::discriminant(self) == std::mem::discriminant(other)
             }
         }
@@ -157,6 +176,7 @@ impl fmt::Display for Case {
             Self::AllSize { bytes } => write!(f, "allsize-{}", Size(*bytes)),
             Self::FanIn { senders } => write!(f, "fanin-{senders}"),
             Self::Ports { ports } => write!(f, "ports-{ports}"),
+            Self::Queues { queues } => write!(f, "queues-{queues}"),
             Self::Idle { wait } => write!(f, "idle-{}", wait.name()),
             Self::Startup => f.write_str("startup"),
         }

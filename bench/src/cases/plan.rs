@@ -53,6 +53,8 @@ impl Timing {
 pub struct Group {
     /// Of the interfaces.
     pub mtu: u32,
+    /// Of the interfaces.
+    pub queues: u16,
     /// In this order.
     pub cases: Vec<Case>,
 }
@@ -106,6 +108,7 @@ fn grouped(cases: &[Case]) -> Vec<Group> {
         let first = cases.first()?;
         Some(Group {
             mtu: first.mtu(),
+            queues: first.queues(),
             cases: cases.to_vec(),
         })
     };
@@ -142,11 +145,12 @@ fn short() -> Vec<Case> {
     cases
 }
 
-fn alone() -> [Case; 3] {
+fn alone() -> [Case; 4] {
     [
         Case::FanIn { senders: 4 },
         Case::Ports { ports: 16 },
         Case::Startup,
+        Case::Queues { queues: 2 },
     ]
 }
 
@@ -162,7 +166,9 @@ mod tests {
     fn a_group_has_one_mtu_and_is_started_once() {
         let plan = Plan::new(&[], false).unwrap();
         for group in &plan.groups {
-            assert!(group.cases.iter().all(|case| case.mtu() == group.mtu));
+            let interfaces = (group.mtu, group.queues);
+            let of = |case: &Case| (case.mtu(), case.queues());
+            assert!(group.cases.iter().all(|case| of(case) == interfaces));
         }
         let starts = |wanted: fn(&Case) -> bool| {
             let with = |group: &&Group| group.cases.iter().any(wanted);

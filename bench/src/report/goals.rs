@@ -143,6 +143,11 @@ pub fn judge(results: &Results) -> Vec<Goal> {
         let found = ours(&case, metric::FAIRNESS).map(|line| line.value);
         add(format!("{case}, Jain"), found, Bound::AtLeast(0.98), &ratio);
     }
+    // Two cores gain nothing by more engines; they are to lose nothing either.
+    let case = Case::Queues { queues: 2 };
+    let found = ours(&case, metric::THROUGHPUT).and_then(|line| line.ratio);
+    let what = format!("{case}, ratio to one engine");
+    add(what, found, Bound::AtLeast(0.95), &ratio);
     let wait = Wait::Adaptive;
     let idle = Case::Idle { wait };
     let share = ours(&idle, metric::IDLE_CPU).map(|line| line.value);

@@ -41,7 +41,12 @@ fn text(results: &Results) -> String {
     let rate: Wanted = |case| matches!(case, Case::Rate { .. });
     let stream: Wanted = |case| matches!(case, Case::Stream { .. });
     let sweep: Wanted = |case| matches!(case, Case::AllSize { .. });
-    let fair: Wanted = |case| matches!(case, Case::FanIn { .. } | Case::Ports { .. });
+    let fair: Wanted = |case| {
+        matches!(
+            case,
+            Case::FanIn { .. } | Case::Ports { .. } | Case::Queues { .. }
+        )
+    };
     let idle: Wanted = |case| matches!(case, Case::Idle { .. });
     let startup: Wanted = |case| matches!(case, Case::Startup);
     type Of = fn(&Line) -> Option<f64>;

@@ -151,7 +151,10 @@ pub mod unit {
 
 /// Everyone, in the order of the tables.
 pub fn all() -> Vec<Box<dyn Subject>> {
-    let mut subjects: Vec<Box<dyn Subject>> = vec![Box::new(portolan::Portolan)];
+    let mut subjects: Vec<Box<dyn Subject>> = vec![
+        Box::new(portolan::Portolan::AllQueues),
+        Box::new(portolan::Portolan::OneEngine),
+    ];
     subjects.extend(limits::all());
     subjects.extend(kernel::all());
     subjects.extend(foreign::all());

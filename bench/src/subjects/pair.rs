@@ -37,9 +37,9 @@ impl Pair {
                 self.one_way(bytes, lasting)?.1,
                 self.both_ways(bytes, lasting)?,
             ]),
-            Case::FanIn { senders: pairs } | Case::Ports { ports: pairs } => {
-                self.fairness(bytes, usize::from(*pairs), lasting)
-            }
+            Case::FanIn { senders: pairs }
+            | Case::Ports { ports: pairs }
+            | Case::Queues { queues: pairs } => self.fairness(bytes, usize::from(*pairs), lasting),
             Case::Idle { .. } | Case::Startup => bail!("{case} is not asked of actors in general"),
         }
     }

@@ -18,12 +18,21 @@ const PORT: u16 = 10;
 /// Bound on an answer beyond the time that is measured.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// `portolan`.
-pub struct Portolan;
+/// `portolan`: an engine for each queue. `portolan-one-engine`: one for the first, whatever there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Portolan {
+    /// An engine for each queue.
+    AllQueues,
+    /// One engine.
+    OneEngine,
+}
 
 impl Subject for Portolan {
     fn name(&self) -> &'static str {
-        "portolan"
+        match self {
+            Self::AllQueues => "portolan",
+            Self::OneEngine => "portolan-one-engine",
+        }
     }
 
     fn about(&self) -> About {
@@ -34,8 +43,11 @@ impl Subject for Portolan {
         }
     }
 
-    fn offers(&self, _: &Case) -> bool {
-        true
+    fn offers(&self, case: &Case) -> bool {
+        match self {
+            Self::AllQueues => true,
+            Self::OneEngine => matches!(case, Case::Queues { .. }),
+        }
     }
 
     fn start<'a>(&'a self, scene: &'a Scene<'a>, cases: &[Case]) -> Result<Box<dyn Started + 'a>> {
@@ -44,11 +56,15 @@ impl Subject for Portolan {
             [Case::Startup, ..] => Wait::Adaptive,
             _ => Wait::Yield,
         };
+        let queues: Vec<u16> = match self {
+            Self::AllQueues => (0..scene.queues()).collect(),
+            Self::OneEngine => vec![0],
+        };
         let daemon = |side| {
+            let cores = vec![scene.core(side); queues.len()];
             let overrides = format!(
-                "[engine]\nwait = \"{}\"\ncores = [{}]\n",
+                "[network]\nqueues = {queues:?}\n[engine]\nwait = \"{}\"\ncores = {cores:?}\n",
                 wait.name(),
-                scene.core(side)
             );
             scene.node(side).start_daemon(&overrides)
         };
@@ -74,7 +90,9 @@ impl Started for Running<'_> {
             Case::Idle { .. } => self.idle(lasting),
             Case::Startup => self.startup(lasting),
             Case::FanIn { senders } => self.pair(*senders, 1)?.measure(case, lasting),
-            Case::Ports { ports } => self.pair(1, *ports)?.measure(case, lasting),
+            Case::Ports { ports } | Case::Queues { queues: ports } => {
+                self.pair(1, *ports)?.measure(case, lasting)
+            }
             _ => self.pair(1, 1)?.measure(case, lasting),
         }
     }

@@ -81,6 +81,11 @@ impl<'a> Scene<'a> {
         self.lab.spec().mtu
     }
 
+    /// Of the interfaces.
+    pub fn queues(&self) -> u16 {
+        self.lab.spec().queues
+    }
+
     /// A program in a side's namespace, on its core. Its process id is the program's own.
     pub fn command(&self, side: Side, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = self.node(side).command("taskset");
