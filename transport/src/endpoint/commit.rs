@@ -11,15 +11,119 @@
 //!
 //! Invariants: {base, bits} moves nowhere else; an error of the host commits nothing and closes the stream.
 
-use super::Endpoint;
-use super::receive_stream::{Incoming, Kind};
+use super::receive_stream::{Incoming, Kind, ReceiveStream};
 use super::timers::Owner;
-use crate::host::{Delivery, Host, after_commit};
-use crate::ident::{Nanos, Priority};
+use super::{Counters, Endpoint};
+use crate::host::{Delivery, Host, MemoryFault, after_commit};
+use crate::ident::{BufferId, Nanos, Priority};
 use crate::policy::{Ack, AckMode, Order, Recovery};
-use crate::wire::StreamRef;
+use crate::wire::{Chunks, StreamRef};
+
+/// Makes a whole message the application's; only then the record may move, to `base` and `bits`.
+#[inline]
+fn hand_over<H: Host>(
+    stream: &ReceiveStream,
+    buffer: BufferId,
+    (number, base, bits): (u32, u32, u32),
+    incoming: &Incoming,
+    counters: &mut Counters,
+    host: &mut H,
+) -> Result<(), MemoryFault> {
+    let delivery = Delivery {
+        buffer,
+        stream: stream.key,
+        record: stream.record,
+        epoch: stream.epoch,
+        number,
+        base,
+        bits,
+        len: incoming.len,
+        total: incoming.total,
+        tag: incoming.tag,
+    };
+    if host.commit(&delivery).is_err() {
+        counters.memory_faults += 1;
+        return Err(MemoryFault);
+    }
+    counters.messages_delivered += 1;
+    counters.bytes_delivered += u64::from(incoming.len);
+    Ok(())
+}
 
 impl Endpoint {
+    /// The straight way: short messages of the stream named last, each the one that it waits for, are committed as they come. Returns how
+    /// many. Everything else is left to [`Self::on_message_chunk`], which comes to the same by way of Table 1 and `messages`: a message
+    /// that finds no buffer or does not match its checksum, as well as any of a stream that is not [`ReceiveStream::is_straight`], or
+    /// whose port has others waiting or wants to be asked.
+    pub(super) fn commit_short<H: Host>(
+        &mut self,
+        now: Nanos,
+        peer: u32,
+        chunks: &mut Chunks<'_>,
+        host: &mut H,
+    ) -> u32 {
+        let Some(first) = chunks.short() else {
+            return 0;
+        };
+        let Some(slot) = self.named_before(peer, &first.stream) else {
+            return 0;
+        };
+        let Some(stream) = self.receive.get_mut(slot) else {
+            return 0;
+        };
+        let key = stream.key;
+        let others_wait =
+            (self.waiting.get(usize::from(key.local.0))).is_some_and(|w| !w.is_empty());
+        if !stream.is_straight() || others_wait || host.wants_offers(key.local) {
+            return 0;
+        }
+        let (name, ack) = (first.stream, first.ack);
+        let mut committed = 0;
+        while let Some(short) = chunks.short() {
+            let (number, len) = (short.number, short.bytes.len());
+            let next = number == stream.base && short.stream == name && short.ack == ack;
+            if !next || len > usize::from(self.config.max_frame) {
+                break;
+            }
+            let len = len as u32;
+            let Ok(buffer) = host.claim(key.local, key.priority, len) else {
+                break;
+            };
+            if host.write_payload(buffer, 0, short.bytes) != Ok(short.crc) {
+                host.release(buffer);
+                break;
+            }
+            chunks.pass(&short);
+            let incoming = Incoming {
+                len,
+                total: len,
+                tag: short.tag,
+                ack,
+                ..Incoming::bare(Kind::Whole(buffer))
+            };
+            let to = (number, number.wrapping_add(1), 0);
+            if hand_over(stream, buffer, to, &incoming, &mut self.counters, host).is_err() {
+                self.acknowledge_all(now, slot, committed, ack);
+                // Among the stream's messages, like any other that is not committed when its port goes.
+                self.push(now, slot, number, incoming);
+                self.close_receive_stream(slot, host);
+                return committed + 1;
+            }
+            stream.step();
+            committed += 1;
+        }
+        self.acknowledge_all(now, slot, committed, ack);
+        committed
+    }
+
+    /// So many were committed on the straight way.
+    fn acknowledge_all(&mut self, now: Nanos, slot: u32, committed: u32, ack: AckMode) {
+        if committed > 0 {
+            self.age += u64::from(committed);
+            self.acknowledge(now, slot, committed, ack);
+        }
+    }
+
     /// Takes the missing number in.
     pub(super) fn push(&mut self, now: Nanos, slot: u32, number: u32, incoming: Incoming) {
         self.age += 1;
@@ -87,24 +191,10 @@ impl Endpoint {
             let (base, bits) = after_commit(stream.base, stream.bits, number, given_up);
             let mut wish = incoming.ack;
             if let Kind::Whole(buffer) = incoming.kind {
-                let delivery = Delivery {
-                    buffer,
-                    stream: stream.key,
-                    record: stream.record,
-                    epoch: stream.epoch,
-                    number,
-                    base,
-                    bits,
-                    len: incoming.len,
-                    total: incoming.total,
-                    tag: incoming.tag,
-                };
-                if host.commit(&delivery).is_err() {
-                    self.counters.memory_faults += 1;
+                let to = (number, base, bits);
+                if hand_over(stream, buffer, to, &incoming, &mut self.counters, host).is_err() {
                     return self.close_receive_stream(slot, host);
                 }
-                self.counters.messages_delivered += 1;
-                self.counters.bytes_delivered += u64::from(incoming.len);
                 if index > 0 {
                     if let Some(place) = stream.messages.get_mut(index) {
                         place.kind = Kind::Committed;

@@ -242,7 +242,7 @@ pub struct Endpoint {
     send_index: BTreeMap<StreamKey, u32>,
     send: Slab<SendStream>,
     receive_index: BTreeMap<StreamKey, u32>,
-    /// The receiving stream that the frame being handled named last: short messages of one stream come by the dozen.
+    /// The receiving stream that a frame named last, since ports changed hands: short messages of one stream come by the dozen.
     named: Option<u32>,
     receive: Slab<ReceiveStream>,
     longs: Slab<LongMessage>,
@@ -334,7 +334,7 @@ impl Endpoint {
         host: &mut H,
     ) -> Result<(), FrameError> {
         let frame = wire::parse(segments).map_err(FrameError::Wire)?;
-        let header = *frame.header();
+        let header = frame.header();
         if header.dst_node != self.config.node.0 || header.dst_queue != self.config.queue {
             return Err(FrameError::NotForUs);
         }
@@ -347,8 +347,26 @@ impl Endpoint {
             .ok_or(FrameError::UnknownPeer)?;
         self.counters.chunks_unknown += u64::from(frame.unknown_chunks());
         let (mut admitted, mut refused, mut known_chunks) = (None, None, 0);
-        self.named = None;
-        for (chunk, view) in frame.chunks() {
+        let mut chunks = frame.chunks();
+        loop {
+            if refused.is_none() && chunks.short().is_some() {
+                let peer = match admitted {
+                    Some(peer) => peer,
+                    None => match self.admit(now, from, header, host) {
+                        Ok(peer) => *admitted.insert(peer),
+                        Err(error) => {
+                            self.counters.chunks_received += 1; // it was looked at
+                            return Err(error);
+                        }
+                    },
+                };
+                let taken = self.commit_short(now, peer, &mut chunks, host);
+                self.counters.chunks_received += u64::from(taken);
+                known_chunks += taken;
+            }
+            let Some((chunk, view)) = chunks.next() else {
+                break;
+            };
             self.counters.chunks_received += 1;
             known_chunks += 1;
             match chunk {
@@ -357,10 +375,10 @@ impl Endpoint {
                 _ => {}
             }
             match chunk {
-                Chunk::Hello(hello) => self.on_hello(now, from, &header, &hello, host)?,
+                Chunk::Hello(hello) => self.on_hello(now, from, header, &hello, host)?,
                 Chunk::HelloAck(hello) => {
                     // An answer nobody believes must not hide the HELLO behind it.
-                    refused = self.on_hello_ack(now, from, &header, &hello, host).err();
+                    refused = self.on_hello_ack(now, from, header, &hello, host).err();
                 }
                 Chunk::Reset {
                     src_incarnation,
@@ -377,14 +395,14 @@ impl Endpoint {
                     }
                     let peer = match admitted {
                         Some(peer) => peer,
-                        None => *admitted.insert(self.admit(now, from, &header, host)?),
+                        None => *admitted.insert(self.admit(now, from, header, host)?),
                     };
                     self.on_chunk(now, peer, &chunk, &view, host);
                 }
             }
         }
         if known_chunks == 0 {
-            self.admit(now, from, &header, host)?; // its header says something
+            self.admit(now, from, header, host)?; // its header says something
         }
         refused.map_or(Ok(()), Err)
     }
