@@ -280,6 +280,7 @@ impl Host for EngineHost {
         }
     }
 
+    #[inline]
     fn wants_offers(&self, port: PortId) -> bool {
         self.ports.get(port.0).is_some_and(Port::wants_offers)
     }
@@ -306,6 +307,7 @@ impl Host for EngineHost {
         Verdict::Undecided
     }
 
+    #[inline]
     fn claim(&mut self, port: PortId, priority: Priority, len: u32) -> Result<BufferId, NoBuffer> {
         let served = self.ports.get_mut(port.0).ok_or(NoBuffer::PortClosed)?;
         if served.fault().is_some() {
@@ -331,6 +333,7 @@ impl Host for EngineHost {
         }
     }
 
+    #[inline]
     fn write_payload(
         &mut self,
         buffer: BufferId,
@@ -343,6 +346,7 @@ impl Host for EngineHost {
         Ok(crc32c::crc32c(from))
     }
 
+    #[inline]
     fn commit(&mut self, delivery: &Delivery) -> Result<(), MemoryFault> {
         let ledger = self.facts.ledger();
         let buffer = delivery.buffer;

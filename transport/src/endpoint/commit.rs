@@ -9,6 +9,10 @@
 //! acknowledgement waits for a frame to ride on, as long as policy or sender allow, and never longer than a quarter of the window.
 //! A message out of order, and one that fills a hole, is acknowledged at once: its sender learns what is missing.
 //!
+//! Nearly all that comes is a short message that its stream waits for, with more of them behind it in the frame: [`Endpoint::commit_short`]
+//! takes these without a look at Table 1, without `messages`, and with one acknowledgement for all. It does nothing that the general way
+//! would not do, and leaves everything else to it.
+//!
 //! Invariants: {base, bits} moves nowhere else; an error of the host commits nothing and closes the stream.
 
 use super::receive_stream::{Incoming, Kind, ReceiveStream};
@@ -17,10 +21,10 @@ use super::{Counters, Endpoint};
 use crate::host::{Delivery, Host, MemoryFault, after_commit};
 use crate::ident::{BufferId, Nanos, Priority};
 use crate::policy::{Ack, AckMode, Order, Recovery};
-use crate::wire::{Chunks, StreamRef};
+use crate::wire::{Chunks, Short, StreamRef};
 
 /// Makes a whole message the application's; only then the record may move, to `base` and `bits`.
-#[inline]
+#[inline(always)]
 fn hand_over<H: Host>(
     stream: &ReceiveStream,
     buffer: BufferId,
@@ -51,21 +55,21 @@ fn hand_over<H: Host>(
 }
 
 impl Endpoint {
-    /// The straight way: short messages of the stream named last, each the one that it waits for, are committed as they come. Returns how
-    /// many. Everything else is left to [`Self::on_message_chunk`], which comes to the same by way of Table 1 and `messages`: a message
-    /// that finds no buffer or does not match its checksum, as well as any of a stream that is not [`ReceiveStream::is_straight`], or
-    /// whose port has others waiting or wants to be asked.
-    pub(super) fn commit_short<H: Host>(
+    /// The straight way: commits `short`, the next of `chunks`, and those after it, as long as each is the message that the stream named
+    /// last waits for. Returns how many chunks it took.
+    ///
+    /// The rest is left to [`Self::on_message_chunk`] as if nobody had looked at it: a message that finds no buffer or does not match its
+    /// checksum, a stream that is not [`ReceiveStream::is_straight`], a port where others wait for tokens or that wants to be asked.
+    pub(super) fn commit_short<'f, H: Host>(
         &mut self,
         now: Nanos,
         peer: u32,
-        chunks: &mut Chunks<'_>,
+        mut short: Short<'f>,
+        chunks: &mut Chunks<'f>,
         host: &mut H,
     ) -> u32 {
-        let Some(first) = chunks.short() else {
-            return 0;
-        };
-        let Some(slot) = self.named_before(peer, &first.stream) else {
+        let (name, ack) = (short.stream, short.ack);
+        let Some(slot) = self.named_before(peer, &name) else {
             return 0;
         };
         let Some(stream) = self.receive.get_mut(slot) else {
@@ -77,9 +81,8 @@ impl Endpoint {
         if !stream.is_straight() || others_wait || host.wants_offers(key.local) {
             return 0;
         }
-        let (name, ack) = (first.stream, first.ack);
         let mut committed = 0;
-        while let Some(short) = chunks.short() {
+        loop {
             let (number, len) = (short.number, short.bytes.len());
             let next = number == stream.base && short.stream == name && short.ack == ack;
             if !next || len > usize::from(self.config.max_frame) {
@@ -104,13 +107,17 @@ impl Endpoint {
             let to = (number, number.wrapping_add(1), 0);
             if hand_over(stream, buffer, to, &incoming, &mut self.counters, host).is_err() {
                 self.acknowledge_all(now, slot, committed, ack);
-                // Among the stream's messages, like any other that is not committed when its port goes.
+                // Its port goes: it ends as all do that were accepted and are not committed.
                 self.push(now, slot, number, incoming);
                 self.close_receive_stream(slot, host);
                 return committed + 1;
             }
             stream.step();
             committed += 1;
+            match chunks.short() {
+                Some(next) => short = next,
+                None => break,
+            }
         }
         self.acknowledge_all(now, slot, committed, ack);
         committed
@@ -172,7 +179,7 @@ impl Endpoint {
         }
     }
 
-    /// Commits what is complete, in order, and acknowledges it. The only place where the record moves.
+    /// Commits what is complete, in order, and acknowledges it. The record moves here, and on the straight way.
     pub(super) fn commit_ready<H: Host>(&mut self, now: Nanos, slot: u32, host: &mut H) {
         let in_arrival_order = self.config.policy.order == Order::Arrival;
         let (mut committed, mut ack) = (0, AckMode::Lazy);

@@ -242,6 +242,8 @@ pub struct Endpoint {
     send_index: BTreeMap<StreamKey, u32>,
     send: Slab<SendStream>,
     receive_index: BTreeMap<StreamKey, u32>,
+    /// The peer whose frame was believed last, since nodes were removed or peers forgotten.
+    heard: Option<u32>,
     /// The receiving stream that a frame named last, since ports changed hands: short messages of one stream come by the dozen.
     named: Option<u32>,
     receive: Slab<ReceiveStream>,
@@ -280,6 +282,7 @@ impl Endpoint {
             send_index: BTreeMap::new(),
             send: Slab::new(),
             receive_index: BTreeMap::new(),
+            heard: None,
             named: None,
             receive: Slab::new(),
             longs: Slab::new(),
@@ -339,28 +342,27 @@ impl Endpoint {
             return Err(FrameError::NotForUs);
         }
         let from = NodeId::new(header.src_node)
-            .filter(|node| self.nodes.contains_key(node))
             .map(|node| Peer {
                 node,
                 queue: header.src_queue,
             })
+            .filter(|from| self.heard_last(*from).is_some() || self.nodes.contains_key(&from.node))
             .ok_or(FrameError::UnknownPeer)?;
         self.counters.chunks_unknown += u64::from(frame.unknown_chunks());
         let (mut admitted, mut refused, mut known_chunks) = (None, None, 0);
         let mut chunks = frame.chunks();
         loop {
-            if refused.is_none() && chunks.short().is_some() {
+            if refused.is_none()
+                && let Some(short) = chunks.short()
+            {
                 let peer = match admitted {
                     Some(peer) => peer,
-                    None => match self.admit(now, from, header, host) {
-                        Ok(peer) => *admitted.insert(peer),
-                        Err(error) => {
-                            self.counters.chunks_received += 1; // it was looked at
-                            return Err(error);
-                        }
-                    },
+                    None => *admitted.insert(
+                        self.admit(now, from, header, host)
+                            .inspect_err(|_| self.counters.chunks_received += 1)?,
+                    ),
                 };
-                let taken = self.commit_short(now, peer, &mut chunks, host);
+                let taken = self.commit_short(now, peer, short, &mut chunks, host);
                 self.counters.chunks_received += u64::from(taken);
                 known_chunks += taken;
             }
@@ -437,6 +439,13 @@ impl Endpoint {
             Chunk::PathAck { size, nonce } => self.on_path_ack(peer, size, nonce),
             _ => self.on_answer(now, peer, chunk, host),
         }
+    }
+
+    /// The peer's slot, if it is the peer of a node that may be talked to whose frame was believed last: frames come in bursts.
+    #[inline]
+    fn heard_last(&self, from: Peer) -> Option<u32> {
+        let slot = self.heard?;
+        (self.peers.get(slot)?.id == from).then_some(slot)
     }
 
     /// Which stream of ours a chunk names, if the ports belong to the engines that talk.

@@ -254,7 +254,7 @@ const PLAIN_EAGER: u32 =
 const PLAIN_EAGER_MASK: u32 = 0xff00_ffff | ((FLAG_PAYLOAD | FLAG_START) as u32) << 16;
 
 /// The plain EAGER at the start of `area`, and what follows it; `None`: anything else, which [`decode`] judges.
-#[inline]
+#[inline(always)]
 pub(super) fn plain_eager(area: &[u8]) -> Option<(PlainEager, &[u8])> {
     let (h, rest) = area.split_first_chunk::<PLAIN_EAGER_LEN>()?;
     let (sender_port, receiver_port) = (

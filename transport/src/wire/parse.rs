@@ -28,6 +28,7 @@ pub struct Frame<'a> {
 }
 
 /// Checks a received frame, given as its segments in order, against wire.md §6.
+#[inline]
 pub fn parse<'a>(segments: &'a [&'a [u8]]) -> Result<Frame<'a>, WireError> {
     let first = *segments.first().ok_or(WireError::Truncated)?;
     let total = segments
@@ -149,9 +150,10 @@ impl<'a> Iterator for Chunks<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
-        if self.left > 0
-            && let Some((eager, rest)) = plain_eager(self.rest)
-        {
+        if self.left == 0 {
+            return None;
+        }
+        if let Some((eager, rest)) = plain_eager(self.rest) {
             self.left -= 1;
             return Some((eager.chunk(), self.step(eager.payload, rest)));
         }
@@ -189,7 +191,7 @@ impl<'a> Chunks<'a> {
     }
 
     /// The next chunk, if it is a short message; it stays the next one until [`Self::pass`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn short(&self) -> Option<Short<'a>> {
         if self.left == 0 {
             return None;
