@@ -6,8 +6,8 @@
 //! in `fields`.
 //!
 //! Short messages come by the dozen in a frame, and each header is read twice: so the plain EAGER, which all but the first of a stream are,
-//! is read at fixed places ([`plain_eager`]) before anybody asks [`decode`], and [`header_len`] knows without writing it how long the header of a message is. Tests hold
-//! both against the general way.
+//! is read at fixed places ([`plain_eager`]) before anybody asks [`decode`], and [`header_len`] knows without writing it how long the
+//! header of a message is. Tests hold both against the general way.
 
 use super::chunk::{Chunk, MAX_RANGES, Payload, StreamRef};
 use super::error::WireError;
