@@ -45,6 +45,7 @@ struct List {
 pub struct Buffers {
     slots: Vec<Buffer>,
     lists: [[List; CLASSES]; 2],
+    /// Bit c: the list of class c is not empty.
     filled: [u64; 2],
 }
 
@@ -75,6 +76,7 @@ impl Buffers {
     }
 
     /// A checked token came in. False if its slot is out already or does not exist.
+    #[inline]
     pub fn offer(&mut self, slot: u32, token: &ReceiveToken) -> bool {
         let Some(buffer) = self.slots.get_mut(slot as usize) else {
             return false;
@@ -94,6 +96,7 @@ impl Buffers {
         true
     }
 
+    #[inline]
     fn append(&mut self, slot: u32) {
         let buffer = &mut self.slots[slot as usize];
         buffer.next = NONE;
@@ -110,48 +113,66 @@ impl Buffers {
     }
 
     /// Takes the token a message of `len` bytes gets: its slot and generation.
+    #[inline]
     pub fn claim(&mut self, priority: Priority, len: u32) -> Option<(u32, u32)> {
         let priority = priority as usize;
         let own = class(len);
-        if let Some(taken) = self.take(priority, own, len) {
-            return Some(taken);
-        }
-        let higher = self.filled[priority] & !((1 << own) | ((1 << own) - 1));
-        if higher == 0 {
+        let fitting = self.filled[priority] >> own << own;
+        if fitting == 0 {
             return None;
         }
-        self.take(priority, higher.trailing_zeros() as usize, len)
+        let lowest = fitting.trailing_zeros() as usize;
+        let slot = self.lists[priority][lowest].first;
+        if self.slots[slot as usize].len >= len {
+            return Some(self.take(priority, lowest, NONE, slot));
+        }
+        self.claim_behind(priority, fitting, len)
     }
 
-    /// Takes the oldest token of a class that holds `len` bytes.
-    fn take(&mut self, priority: usize, class: usize, len: u32) -> Option<(u32, u32)> {
-        let (mut before, mut slot) = (NONE, self.lists[priority][class].first);
+    /// The oldest token of the message's own class is too short for it: another of that class, or of the next that is not empty, where
+    /// any will do.
+    fn claim_behind(&mut self, priority: usize, fitting: u64, len: u32) -> Option<(u32, u32)> {
+        let own = fitting.trailing_zeros() as usize;
+        let (mut before, mut slot) = (NONE, self.lists[priority][own].first);
         // A list is at most as long as the port has tokens.
         while slot != NONE && self.slots[slot as usize].len < len {
             before = slot;
             slot = self.slots[slot as usize].next;
         }
-        if slot == NONE {
+        if slot != NONE {
+            return Some(self.take(priority, own, before, slot));
+        }
+        let higher = fitting & (fitting - 1);
+        if higher == 0 {
             return None;
         }
-        let next = self.slots[slot as usize].next;
+        let class = higher.trailing_zeros() as usize;
+        let slot = self.lists[priority][class].first;
+        Some(self.take(priority, class, NONE, slot))
+    }
+
+    /// Takes the token in `slot`, which comes after that in `before` in the list of its class.
+    #[inline]
+    fn take(&mut self, priority: usize, class: usize, before: u32, slot: u32) -> (u32, u32) {
+        let buffer = &mut self.slots[slot as usize];
+        buffer.place = Place::Claimed;
+        let (next, generation) = (buffer.next, buffer.generation);
         let list = &mut self.lists[priority][class];
-        if before == NONE {
-            list.first = next;
-        } else {
-            self.slots[before as usize].next = next;
-        }
         if next == NONE {
             list.last = before;
         }
-        if list.first == NONE {
-            self.filled[priority] &= !(1 << class);
+        if before == NONE {
+            list.first = next;
+            if next == NONE {
+                self.filled[priority] &= !(1 << class);
+            }
+        } else {
+            self.slots[before as usize].next = next;
         }
-        let buffer = &mut self.slots[slot as usize];
-        buffer.place = Place::Claimed;
-        Some((slot, buffer.generation))
+        (slot, generation)
     }
 
+    #[inline]
     fn claimed(&mut self, slot: u32, generation: u32) -> Option<&mut Buffer> {
         self.slots
             .get_mut(slot as usize)
@@ -167,6 +188,7 @@ impl Buffers {
     }
 
     /// A claimed token was consumed by a commit and is the application's again.
+    #[inline]
     pub fn consume(&mut self, slot: u32, generation: u32) -> bool {
         match self.claimed(slot, generation) {
             Some(buffer) => {
@@ -178,6 +200,7 @@ impl Buffers {
     }
 
     /// Where in the arena `len` bytes at `offset` of a claimed buffer lie; `None` if they are not inside the buffer.
+    #[inline]
     pub fn arena_range(
         &mut self,
         slot: u32,

@@ -267,6 +267,7 @@ pub(super) fn ask(ledger: Ledger<'_>, port: &mut Port, event: &Event) {
 }
 
 /// **Commit** a message that is placed and verified.
+#[inline]
 pub(super) fn commit(ledger: Ledger<'_>, port: &mut Port, delivery: &Delivery) {
     let event = Event {
         kind: EventKind::Received,
@@ -304,6 +305,7 @@ pub(super) fn commit(ledger: Ledger<'_>, port: &mut Port, delivery: &Delivery) {
 
 /// What a receiving stream has committed, as [`after_commit`](portolan_transport::host::after_commit) computed it; acknowledgements are read
 /// from it.
+#[inline]
 pub(super) fn commit_base(
     point: Point,
     ledger: Ledger<'_>,
@@ -317,6 +319,7 @@ pub(super) fn commit_base(
 }
 
 /// The receive token is the application's again.
+#[inline]
 pub(super) fn settle_slot(point: Point, ledger: Ledger<'_>, port: u16, slot: u32, generation: u32) {
     if let Some(fact) = ledger.receives(port).get(slot as usize) {
         store(point, fact, pair(generation, generation));
@@ -324,6 +327,7 @@ pub(super) fn settle_slot(point: Point, ledger: Ledger<'_>, port: u16, slot: u32
 }
 
 /// Ledger and events agree up to everything published.
+#[inline]
 pub(super) fn settle(point: Point, ledger: Ledger<'_>, port: &Port) {
     if let Some(fact) = ledger.ports().get(usize::from(port.number())) {
         store(

@@ -281,6 +281,7 @@ impl Host for EngineHost {
         }
     }
 
+    #[inline]
     fn wants_offers(&self, port: PortId) -> bool {
         self.ports.get(port.0).is_some_and(Port::wants_offers)
     }
@@ -307,6 +308,7 @@ impl Host for EngineHost {
         Verdict::Undecided
     }
 
+    #[inline]
     fn claim(&mut self, port: PortId, priority: Priority, len: u32) -> Result<BufferId, NoBuffer> {
         let served = self.ports.get_mut(port.0).ok_or(NoBuffer::PortClosed)?;
         if served.fault().is_some() {
@@ -332,6 +334,7 @@ impl Host for EngineHost {
         }
     }
 
+    #[inline]
     fn write_payload(
         &mut self,
         buffer: BufferId,
@@ -344,6 +347,7 @@ impl Host for EngineHost {
         Ok(crc32c(from))
     }
 
+    #[inline]
     fn commit(&mut self, delivery: &Delivery) -> Result<(), MemoryFault> {
         let ledger = self.facts.ledger();
         let buffer = delivery.buffer;

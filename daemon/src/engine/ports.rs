@@ -378,6 +378,7 @@ impl Port {
     // ---- events ----
 
     /// Writes an event and publishes it: the commit point.
+    #[inline]
     pub(super) fn publish_event(&mut self, event: &Event) {
         // There is room by construction: at most one event per token, a token comes back only through its event's consumption, and
         // offers stay within the reserve.

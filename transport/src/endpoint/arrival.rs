@@ -130,8 +130,9 @@ impl Endpoint {
         }
     }
 
-    /// The stream that an earlier chunk of this frame named, if this one names it too. Its row says all that it is named by.
-    fn named_before(&self, peer: u32, stream: &StreamRef) -> Option<u32> {
+    /// The stream that an earlier chunk named, if this one names it too. Its row says all that it is named by.
+    #[inline]
+    pub(super) fn named_before(&self, peer: u32, stream: &StreamRef) -> Option<u32> {
         let slot = self.named?;
         let row = self.receive.get(slot)?;
         (row.peer == peer && row.wire() == *stream).then_some(slot)

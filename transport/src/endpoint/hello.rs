@@ -124,6 +124,7 @@ impl Endpoint {
     /// A node that is not talked to any more: its sends end, half-placed messages are forgotten, frames of it are dropped.
     pub fn remove_node<H: Host>(&mut self, now: Nanos, node: NodeId, host: &mut H) {
         self.nodes.remove(&node);
+        self.heard = None;
         for slot in 0..self.peers.end() {
             if self
                 .peers
@@ -415,7 +416,10 @@ impl Endpoint {
         host: &mut H,
     ) -> Result<u32, FrameError> {
         let ours = truncate(self.config.incarnation);
-        let slot = self.recall_for(now, from, header.src_incarnation, host);
+        let slot = match self.heard_last(from) {
+            Some(slot) => Some(slot),
+            None => self.recall_for(now, from, header.src_incarnation, host),
+        };
         let entry = slot.and_then(|slot| Some((slot, self.peers.get(slot)?)));
         let Some((slot, entry)) = entry.filter(|_| header.dst_incarnation == ours) else {
             self.reset(now, from, header, (RESET_INCARNATION, 0));
@@ -454,6 +458,7 @@ impl Endpoint {
                 self.mark_ready(slot, priority);
             }
         }
+        self.heard = Some(slot);
         Ok(slot)
     }
 

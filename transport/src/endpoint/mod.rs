@@ -242,7 +242,9 @@ pub struct Endpoint {
     send_index: BTreeMap<StreamKey, u32>,
     send: Slab<SendStream>,
     receive_index: BTreeMap<StreamKey, u32>,
-    /// The receiving stream that the frame being handled named last: short messages of one stream come by the dozen.
+    /// The peer whose frame was believed last, since nodes were removed or peers forgotten.
+    heard: Option<u32>,
+    /// The receiving stream that a frame named last, since ports changed hands: short messages of one stream come by the dozen.
     named: Option<u32>,
     receive: Slab<ReceiveStream>,
     longs: Slab<LongMessage>,
@@ -280,6 +282,7 @@ impl Endpoint {
             send_index: BTreeMap::new(),
             send: Slab::new(),
             receive_index: BTreeMap::new(),
+            heard: None,
             named: None,
             receive: Slab::new(),
             longs: Slab::new(),
@@ -334,21 +337,38 @@ impl Endpoint {
         host: &mut H,
     ) -> Result<(), FrameError> {
         let frame = wire::parse(segments).map_err(FrameError::Wire)?;
-        let header = *frame.header();
+        let header = frame.header();
         if header.dst_node != self.config.node.0 || header.dst_queue != self.config.queue {
             return Err(FrameError::NotForUs);
         }
         let from = NodeId::new(header.src_node)
-            .filter(|node| self.nodes.contains_key(node))
             .map(|node| Peer {
                 node,
                 queue: header.src_queue,
             })
+            .filter(|from| self.heard_last(*from).is_some() || self.nodes.contains_key(&from.node))
             .ok_or(FrameError::UnknownPeer)?;
         self.counters.chunks_unknown += u64::from(frame.unknown_chunks());
         let (mut admitted, mut refused, mut known_chunks) = (None, None, 0);
-        self.named = None;
-        for (chunk, view) in frame.chunks() {
+        let mut chunks = frame.chunks();
+        loop {
+            if refused.is_none()
+                && let Some(short) = chunks.short()
+            {
+                let peer = match admitted {
+                    Some(peer) => peer,
+                    None => *admitted.insert(
+                        self.admit(now, from, header, host)
+                            .inspect_err(|_| self.counters.chunks_received += 1)?,
+                    ),
+                };
+                let taken = self.commit_short(now, peer, short, &mut chunks, host);
+                self.counters.chunks_received += u64::from(taken);
+                known_chunks += taken;
+            }
+            let Some((chunk, view)) = chunks.next() else {
+                break;
+            };
             self.counters.chunks_received += 1;
             known_chunks += 1;
             match chunk {
@@ -357,10 +377,10 @@ impl Endpoint {
                 _ => {}
             }
             match chunk {
-                Chunk::Hello(hello) => self.on_hello(now, from, &header, &hello, host)?,
+                Chunk::Hello(hello) => self.on_hello(now, from, header, &hello, host)?,
                 Chunk::HelloAck(hello) => {
                     // An answer nobody believes must not hide the HELLO behind it.
-                    refused = self.on_hello_ack(now, from, &header, &hello, host).err();
+                    refused = self.on_hello_ack(now, from, header, &hello, host).err();
                 }
                 Chunk::Reset {
                     src_incarnation,
@@ -377,14 +397,14 @@ impl Endpoint {
                     }
                     let peer = match admitted {
                         Some(peer) => peer,
-                        None => *admitted.insert(self.admit(now, from, &header, host)?),
+                        None => *admitted.insert(self.admit(now, from, header, host)?),
                     };
                     self.on_chunk(now, peer, &chunk, &view, host);
                 }
             }
         }
         if known_chunks == 0 {
-            self.admit(now, from, &header, host)?; // its header says something
+            self.admit(now, from, header, host)?; // its header says something
         }
         refused.map_or(Ok(()), Err)
     }
@@ -419,6 +439,13 @@ impl Endpoint {
             Chunk::PathAck { size, nonce } => self.on_path_ack(peer, size, nonce),
             _ => self.on_answer(now, peer, chunk, host),
         }
+    }
+
+    /// The peer's slot, if it is the peer of a node that may be talked to whose frame was believed last: frames come in bursts.
+    #[inline]
+    fn heard_last(&self, from: Peer) -> Option<u32> {
+        let slot = self.heard?;
+        (self.peers.get(slot)?.id == from).then_some(slot)
     }
 
     /// Which stream of ours a chunk names, if the ports belong to the engines that talk.

@@ -132,6 +132,7 @@ impl Endpoint {
         self.take_share(now, slot);
         if let Some(entry) = self.peers.remove(slot) {
             self.peer_index.remove(&entry.id);
+            self.heard = None;
             self.timers.cancel(Owner::Peer(slot));
             self.counters.peers_forgotten += 1;
         }

@@ -336,6 +336,25 @@ impl ReceiveStream {
         self.find_arrival();
     }
 
+    /// Whether nothing is kept, owed or waited for: then the next number can be committed as it comes, if it is whole.
+    pub(super) fn is_straight(&self) -> bool {
+        // Nothing was given up and not confirmed, nothing committed ahead.
+        let nothing_special = self.bits | self.ends | self.refused == 0;
+        nothing_special
+            && self.messages.is_empty()
+            && self.no_buffer.is_none()
+            && !self.exact
+            && !self.closed
+    }
+
+    /// The record says that `base` is over, and nothing else: what [`Self::accept`] and [`Self::advance`] come to if
+    /// [`Self::is_straight`].
+    pub(super) fn step(&mut self) {
+        self.base = self.base.wrapping_add(1);
+        self.arrival = self.base;
+        (self.stalled, self.fills) = (false, false);
+    }
+
     /// Nothing is there but what was committed ahead.
     pub(super) fn only_committed(&mut self) {
         self.messages.clear();

@@ -6,13 +6,14 @@
 //! in `fields`.
 //!
 //! Short messages come by the dozen in a frame, and each header is read twice: so the plain EAGER, which all but the first of a stream are,
-//! is read at fixed places ([`plain_eager`]), and [`header_len`] knows without writing it how long the header of a message is. Tests hold
-//! both against the general way.
+//! is read at fixed places ([`plain_eager`]) before anybody asks [`decode`], and [`header_len`] knows without writing it how long the
+//! header of a message is. Tests hold both against the general way.
 
 use super::chunk::{Chunk, MAX_RANGES, Payload, StreamRef};
 use super::error::WireError;
 use super::fields::{Emit, FLAG_PAYLOAD, FLAG_START, Fields, ack_mode, priority};
 use crate::ident::PORTS;
+use crate::policy::AckMode;
 
 /// Kind, flags, length.
 pub(super) const PREFIX_LEN: usize = 4;
@@ -223,57 +224,70 @@ pub(super) struct Decoded<'a> {
     pub rest: &'a [u8],
 }
 
-/// Reads the chunk header at the start of `area`.
-#[inline]
-pub(super) fn decode(area: &[u8]) -> Result<Decoded<'_>, WireError> {
-    match plain_eager(area) {
-        Some(decoded) => Ok(decoded),
-        None => decode_any(area),
+/// An EAGER without START and with nothing wrong.
+#[derive(Clone, Copy)]
+pub(super) struct PlainEager {
+    pub stream: StreamRef,
+    pub number: u32,
+    pub tag: u64,
+    pub ack: AckMode,
+    pub payload: Payload,
+}
+
+impl PlainEager {
+    #[inline]
+    pub(super) fn chunk(self) -> Chunk<'static> {
+        Chunk::Eager {
+            stream: self.stream,
+            start: None,
+            number: self.number,
+            tag: self.tag,
+            ack: self.ack,
+            payload: self.payload,
+        }
     }
 }
 
-/// An EAGER without START and with nothing wrong; `None`: anything else, which [`decode_any`] judges.
-#[inline]
-fn plain_eager(area: &[u8]) -> Option<Decoded<'_>> {
+/// The start of a plain EAGER's header as one number: kind, flags, length. Of the flags only these two are as they must be.
+const PLAIN_EAGER: u32 =
+    (kind::EAGER as u32) << 24 | (FLAG_PAYLOAD as u32) << 16 | PLAIN_EAGER_LEN as u32;
+const PLAIN_EAGER_MASK: u32 = 0xff00_ffff | ((FLAG_PAYLOAD | FLAG_START) as u32) << 16;
+
+/// The plain EAGER at the start of `area`, and what follows it; `None`: anything else, which [`decode`] judges.
+#[inline(always)]
+pub(super) fn plain_eager(area: &[u8]) -> Option<(PlainEager, &[u8])> {
     let (h, rest) = area.split_first_chunk::<PLAIN_EAGER_LEN>()?;
-    let flags = h[1];
-    let plain = h[0] == kind::EAGER
-        && flags & (FLAG_PAYLOAD | FLAG_START) == FLAG_PAYLOAD
-        && [h[2], h[3]] == (PLAIN_EAGER_LEN as u16).to_be_bytes();
     let (sender_port, receiver_port) = (
         u16::from_be_bytes([h[12], h[13]]),
         u16::from_be_bytes([h[14], h[15]]),
     );
-    if !plain || sender_port >= PORTS || receiver_port >= PORTS {
+    if u32::from_be_bytes([h[0], h[1], h[2], h[3]]) & PLAIN_EAGER_MASK != PLAIN_EAGER
+        || sender_port >= PORTS
+        || receiver_port >= PORTS
+    {
         return None;
     }
-    let payload = Payload {
-        len: u16::from_be_bytes([h[4], h[5]]),
-        crc: u32::from_be_bytes([h[8], h[9], h[10], h[11]]),
-    };
-    let stream = StreamRef {
-        sender_port,
-        receiver_port,
-        priority: priority(flags),
-        epoch: u32::from_be_bytes([h[16], h[17], h[18], h[19]]),
-    };
-    let chunk = Chunk::Eager {
-        stream,
-        start: None,
+    let flags = h[1];
+    let eager = PlainEager {
+        stream: StreamRef {
+            sender_port,
+            receiver_port,
+            priority: priority(flags),
+            epoch: u32::from_be_bytes([h[16], h[17], h[18], h[19]]),
+        },
         number: u32::from_be_bytes([h[20], h[21], h[22], h[23]]),
         tag: u64::from_be_bytes([h[24], h[25], h[26], h[27], h[28], h[29], h[30], h[31]]),
         ack: ack_mode(flags),
-        payload,
+        payload: Payload {
+            len: u16::from_be_bytes([h[4], h[5]]),
+            crc: u32::from_be_bytes([h[8], h[9], h[10], h[11]]),
+        },
     };
-    Some(Decoded {
-        chunk: Some(chunk),
-        payload: Some(payload),
-        rest,
-    })
+    Some((eager, rest))
 }
 
-/// Reads the header of any chunk.
-fn decode_any(area: &[u8]) -> Result<Decoded<'_>, WireError> {
+/// Reads the chunk header at the start of `area`, of any kind.
+pub(super) fn decode(area: &[u8]) -> Result<Decoded<'_>, WireError> {
     let (&[kind, flags, high, low], _) = area.split_first_chunk().ok_or(WireError::ChunkLength)?;
     let length = usize::from(u16::from_be_bytes([high, low]));
     if length < PREFIX_LEN || length % 4 != 0 || length > area.len() {
@@ -465,8 +479,9 @@ mod tests {
     use super::super::tests::random::any_chunk;
     use super::*;
 
-    fn same(a: &Decoded<'_>, b: &Decoded<'_>) -> bool {
-        a.chunk == b.chunk && a.payload == b.payload && a.rest == b.rest
+    fn same((eager, rest): &(PlainEager, &[u8]), general: &Decoded<'_>) -> bool {
+        let (chunk, payload) = (Some(eager.chunk()), Some(eager.payload));
+        (chunk, payload, *rest) == (general.chunk, general.payload, general.rest)
     }
 
     proptest! {
@@ -481,7 +496,7 @@ mod tests {
             let area = &mut header[..(len + more).min(LONGEST)];
             for _ in 0..2 {
                 if let Some(short) = plain_eager(area) {
-                    let general = decode_any(area);
+                    let general = decode(area);
                     prop_assert!(general.is_ok_and(|general| same(&short, &general)));
                 }
                 if let Some(byte) = area.get_mut(flip / 8) {

@@ -16,6 +16,7 @@ pub use chunk::{Chunk, Payload, StreamRef};
 pub use crc::{crc32c, crc32c_combine};
 pub use error::WireError;
 pub use frame::FrameHeader;
+pub(crate) use parse::Short;
 pub use parse::{Chunks, Frame, Parts, PayloadView, parse};
 pub use writer::{FrameWriter, Full, HEADER_AREA_MAX, MAX_CHUNKS, PayloadWriter};
 

@@ -7,11 +7,12 @@
 //! Rejected: decoding the chunks into a list (an allocation or a copy per frame); a cursor that fails in the middle (half a frame
 //! believed).
 
-use super::chunk::{Chunk, Payload};
-use super::codec::{Decoded, decode};
+use super::chunk::{Chunk, Payload, StreamRef};
+use super::codec::{Decoded, decode, plain_eager};
 use super::crc::crc32c_append;
 use super::error::WireError;
 use super::frame::{FRAME_HEADER_LEN, FrameHeader, Parsed};
+use crate::policy::AckMode;
 
 /// Up to this length a frame may have bytes after its payloads: Ethernet pads to 60 bytes, and VLAN tags come and go.
 const PADDED_MAX: usize = 64;
@@ -27,6 +28,7 @@ pub struct Frame<'a> {
 }
 
 /// Checks a received frame, given as its segments in order, against wire.md §6.
+#[inline]
 pub fn parse<'a>(segments: &'a [&'a [u8]]) -> Result<Frame<'a>, WireError> {
     let first = *segments.first().ok_or(WireError::Truncated)?;
     let total = segments
@@ -46,6 +48,11 @@ pub fn parse<'a>(segments: &'a [&'a [u8]]) -> Result<Frame<'a>, WireError> {
     let mut unknown = 0;
     let mut probe_size = 0;
     for _ in 0..chunk_count {
+        if let Some((eager, after)) = plain_eager(rest) {
+            payloads += usize::from(eager.payload.len);
+            rest = after;
+            continue;
+        }
         let decoded = decode(rest)?;
         rest = decoded.rest;
         payloads += decoded
@@ -78,11 +85,13 @@ pub fn parse<'a>(segments: &'a [&'a [u8]]) -> Result<Frame<'a>, WireError> {
 
 impl<'a> Frame<'a> {
     /// The frame header.
+    #[inline]
     pub fn header(&self) -> &FrameHeader {
         &self.header
     }
 
     /// The chunks of known kinds, in order, each with its payload (empty for kinds without one).
+    #[inline]
     pub fn chunks(&self) -> Chunks<'a> {
         let first = self.segments.first().copied().unwrap_or_default();
         Chunks {
@@ -114,6 +123,7 @@ struct Position<'a> {
 
 impl Position<'_> {
     /// Moves on by `bytes`, or to the end.
+    #[inline]
     fn advance(&mut self, mut bytes: usize) {
         while let [first, rest @ ..] = self.segments {
             let here = first.len() - self.at;
@@ -138,7 +148,21 @@ pub struct Chunks<'a> {
 impl<'a> Iterator for Chunks<'a> {
     type Item = (Chunk<'a>, PayloadView<'a>);
 
+    #[inline]
     fn next(&mut self) -> Option<Self::Item> {
+        if self.left == 0 {
+            return None;
+        }
+        if let Some((eager, rest)) = plain_eager(self.rest) {
+            self.left -= 1;
+            return Some((eager.chunk(), self.step(eager.payload, rest)));
+        }
+        self.next_of_any_kind()
+    }
+}
+
+impl<'a> Chunks<'a> {
+    fn next_of_any_kind(&mut self) -> Option<(Chunk<'a>, PayloadView<'a>)> {
         loop {
             self.left = self.left.checked_sub(1)?;
             // `parse` decoded every chunk already; an error is impossible and would end the walk.
@@ -147,17 +171,66 @@ impl<'a> Iterator for Chunks<'a> {
                 payload,
                 rest,
             } = decode(self.rest).ok()?;
-            self.rest = rest;
-            let view = PayloadView {
-                from: self.payload,
-                payload: payload.unwrap_or_default(),
-            };
-            self.payload.advance(view.len());
+            let view = self.step(payload.unwrap_or_default(), rest);
             if let Some(chunk) = chunk {
                 return Some((chunk, view));
             }
         }
     }
+
+    /// Passes over a chunk; what is left of it is its payload.
+    #[inline]
+    fn step(&mut self, payload: Payload, rest: &'a [u8]) -> PayloadView<'a> {
+        let view = PayloadView {
+            from: self.payload,
+            payload,
+        };
+        self.rest = rest;
+        self.payload.advance(view.len());
+        view
+    }
+
+    /// The next chunk, if it is a short message; it stays the next one until [`Self::pass`].
+    #[inline(always)]
+    pub(crate) fn short(&self) -> Option<Short<'a>> {
+        if self.left == 0 {
+            return None;
+        }
+        let (eager, rest) = plain_eager(self.rest)?;
+        let Position { segments, at } = self.payload;
+        let bytes = segments
+            .first()?
+            .get(at..at + usize::from(eager.payload.len))?;
+        (!bytes.is_empty()).then_some(Short {
+            stream: eager.stream,
+            number: eager.number,
+            tag: eager.tag,
+            ack: eager.ack,
+            crc: eager.payload.crc,
+            bytes,
+            rest,
+        })
+    }
+
+    /// Passes over the short message that is the next chunk.
+    #[inline]
+    pub(crate) fn pass(&mut self, short: &Short<'a>) {
+        self.left = self.left.saturating_sub(1);
+        self.rest = short.rest;
+        self.payload.at += short.bytes.len(); // it lies in the segment
+    }
+}
+
+/// A message in the plainest form there is: an EAGER without START whose payload is not empty and lies in one segment. Nobody has checked
+/// the bytes yet.
+pub(crate) struct Short<'a> {
+    pub stream: StreamRef,
+    pub number: u32,
+    pub tag: u64,
+    pub ack: AckMode,
+    pub crc: u32,
+    pub bytes: &'a [u8],
+    rest: &'a [u8],
 }
 
 /// The bytes that belong to one chunk; nobody has checked them yet.

@@ -250,6 +250,7 @@ fn write(chunks: &[(Chunk<'_>, Vec<u8>)]) -> Vec<u8> {
 fn read<'a>(segments: &'a [&'a [u8]]) -> Result<Vec<(Chunk<'a>, Vec<u8>)>, Option<WireError>> {
     let frame = parse(segments).map_err(Some)?;
     let mut chunks = Vec::new();
+    short_is_next(frame.chunks());
     for (chunk, view) in frame.chunks() {
         let bytes: Vec<u8> = view.parts().flatten().copied().collect();
         assert_eq!(bytes.len(), view.len());
@@ -260,6 +261,40 @@ fn read<'a>(segments: &'a [&'a [u8]]) -> Result<Vec<(Chunk<'a>, Vec<u8>)>, Optio
         chunks.push((chunk, bytes));
     }
     Ok(chunks)
+}
+
+/// A chunk said to be a short message is what the general way finds, and so is all that follows.
+fn short_is_next(mut chunks: Chunks<'_>) {
+    let known = |chunks: &Chunks<'_>| -> Vec<_> {
+        let bytes =
+            |view: PayloadView<'_>| -> Vec<u8> { view.parts().flatten().copied().collect() };
+        (chunks
+            .clone()
+            .map(|(chunk, view)| (format!("{chunk:?}"), bytes(view))))
+        .collect()
+    };
+    loop {
+        let (short, mut other) = (chunks.short(), chunks.clone());
+        let Some((chunk, _)) = chunks.next() else {
+            return assert!(short.is_none());
+        };
+        let Some(short) = short else { continue };
+        let plain = Chunk::Eager {
+            stream: short.stream,
+            start: None,
+            number: short.number,
+            tag: short.tag,
+            ack: short.ack,
+            payload: Payload {
+                len: short.bytes.len() as u16,
+                crc: short.crc,
+            },
+        };
+        assert_eq!(chunk, plain);
+        assert_eq!(known(&other)[0].1, short.bytes);
+        other.pass(&short);
+        assert_eq!(known(&other), known(&chunks));
+    }
 }
 
 /// Recomputes the header CRC, so that what was tampered with is judged by the rules behind the checksum.

@@ -35,6 +35,8 @@ pub(super) struct TestHost {
     pub(super) verdicts: Option<BTreeMap<u64, Verdict>>,
     /// Tags of the messages offered.
     pub(super) offered: Vec<u64>,
+    /// The port goes at the commit after so many.
+    pub(super) commits_max: Option<usize>,
 }
 
 impl TestHost {
@@ -153,6 +155,10 @@ impl Host for TestHost {
         Ok(crc32c(from))
     }
     fn commit(&mut self, delivery: &Delivery) -> Result<(), MemoryFault> {
+        if self.commits_max == Some(self.delivered.len()) {
+            self.open = false;
+            return Err(MemoryFault);
+        }
         let stream = self.receiving.get_mut(&delivery.record.0).unwrap();
         assert_eq!((stream.2, stream.3), (delivery.epoch, delivery.number));
         stream.3 = delivery.number.wrapping_add(1);

@@ -31,6 +31,53 @@ fn a_message_waits_for_a_token() {
     assert_eq!(slots.len(), pair.sides[1].host.delivered.len());
 }
 
+// The port goes in the middle of a frame of short messages. Expect: what was committed is delivered, nothing else; every buffer comes back.
+#[test]
+fn a_port_goes_between_two_commits_of_a_frame() {
+    for (first, more) in [(1, 0), (1, 1), (1, 5), (0, 0), (0, 1)] {
+        let mut pair = Pair::new(1472);
+        // The first message opens the stream; those after it need no START.
+        for _ in 0..first {
+            pair.send(0, 2, 64, Nanos::MAX);
+        }
+        assert!(pair.run_until(SECOND, Pair::all_settled));
+        for _ in 0..6 {
+            pair.send(0, 2, 64, Nanos::MAX);
+        }
+        let most = first + more;
+        pair.sides[1].host.commits_max = Some(most);
+        assert!(pair.run_until(SECOND, Pair::all_settled));
+        let mut ends = vec![Delivered; most];
+        ends.resize(first + 6, NotDelivered(Reason::PortClosed));
+        assert_eq!(pair.statuses(0), ends);
+        let receiver = &pair.sides[1];
+        assert_eq!(receiver.endpoint.counters().memory_faults, 1);
+        assert!(receiver.host.buffers.is_empty(), "a buffer was kept");
+        pair.check_deliveries();
+    }
+}
+
+// A short message among others of its frame finds no token. Expect: those before it arrive, those after it are not taken in its place.
+#[test]
+fn a_frame_is_taken_up_to_what_finds_no_token() {
+    for bad in 0..6 {
+        let mut pair = Pair::new(1472);
+        pair.send(0, 2, 64, Nanos::MAX);
+        assert!(pair.run_until(SECOND, Pair::all_settled));
+        pair.sides[1].host.tokens.truncate(bad);
+        for _ in 0..6 {
+            pair.send(0, 2, 64, Nanos::MAX);
+        }
+        pair.run_until(2 * LATENCY, |_| false);
+        assert_eq!(pair.sides[1].host.delivered.len(), 1 + bad);
+        assert!(pair.sides[1].endpoint.counters().no_buffer > 0);
+        pair.provide(1, 6);
+        assert!(pair.run_until(SECOND, Pair::all_settled));
+        assert_eq!(pair.statuses(0), [Delivered; 7]);
+        pair.check_deliveries();
+    }
+}
+
 #[test]
 fn too_long_is_told_and_the_stream_pauses() {
     let mut pair = Pair::new(1472);
