@@ -105,6 +105,13 @@ impl Message {
         }
     }
 
+    /// Its first chunk, or its NULL, goes out now.
+    #[inline]
+    pub(super) fn goes_out(&mut self, now: Nanos) {
+        (self.lost, self.asked) = (false, false);
+        (self.sent_at, self.bytes_at) = (now, now);
+    }
+
     /// The receiver has nothing of it, as far as we know.
     pub(super) fn restart(&mut self) {
         (self.long, self.granted, self.sent) = (false, 0, 0);

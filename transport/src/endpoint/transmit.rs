@@ -19,6 +19,7 @@ use super::control::{push, receiver_chunks, sender_chunks};
 use super::credit::BUFFER_BYTES;
 use super::hello::{WIRE_MAX, WIRE_MIN, truncate};
 use super::round_trip::stamp;
+use super::slab::NONE;
 use super::timers::Owner;
 use super::turn::{Plan, StreamWriter, Turn};
 use super::{Config, Endpoint, Transmit};
@@ -42,9 +43,11 @@ impl Endpoint {
         to: &mut [u8],
         host: &mut H,
     ) -> Option<Transmit> {
-        self.act_on_cancels(now, host);
-        if let Some(transmit) = self.write_reset(now, to) {
-            return Some(transmit);
+        if self.has_errands() {
+            self.act_on_cancels(now, host);
+            if let Some(transmit) = self.write_reset(now, to) {
+                return Some(transmit);
+            }
         }
         // Each peer once: one whose work fits no frame must not keep us here.
         for _ in 0..self.ready[0].len() + self.ready[1].len() {
@@ -65,6 +68,12 @@ impl Endpoint {
             }
         }
         None
+    }
+
+    /// Whether there is anything of what is rare and comes before frames: one test for all of it.
+    #[inline]
+    fn has_errands(&self) -> bool {
+        self.cancelled.len() | self.orphans.len() | self.resets.queue.len() != 0
     }
 
     /// A RESET goes alone, to somebody who may not even be a peer.
@@ -117,9 +126,10 @@ impl Endpoint {
             return None;
         }
         let space = to.len().min(usize::from(entry.max_frame));
+        let greets = entry.hello_due || entry.hello_ack_due;
         let mut w = FrameWriter::new(to.get_mut(..space)?);
-        let mut plan = Plan::default();
-        let mut full = self.handshake(now, slot, &mut w, &mut plan);
+        let mut plan = Plan::over(core::mem::take(&mut self.sources));
+        let mut full = greets && self.handshake(now, slot, &mut w, &mut plan);
         let mut only_low = false;
         if up && !full {
             full = self.answers(slot, &mut w, &mut plan);
@@ -135,10 +145,13 @@ impl Endpoint {
             self.mark_leftovers(slot);
         }
         let due = up && self.peers.get(slot).is_some_and(|entry| entry.credit.due);
-        if w.is_empty() && !due {
-            return None;
-        }
-        self.finish_frame(now, slot, w, &plan, only_low, host)
+        let transmit = if w.is_empty() && !due {
+            None
+        } else {
+            self.finish_frame(now, slot, w, &plan, only_low, host)
+        };
+        self.sources = plan.sources;
+        transmit
     }
 
     /// A frame was full: the peer goes to the end of the queues it has work for.
@@ -170,9 +183,6 @@ impl Endpoint {
         let Some(entry) = self.peers.get_mut(slot) else {
             return true;
         };
-        if !entry.hello_ack_due && !entry.hello_due {
-            return false;
-        }
         let mut hello = Hello {
             incarnation: self.config.incarnation,
             echo: entry.echo,
@@ -259,71 +269,69 @@ impl Endpoint {
         w: &mut FrameWriter<'_>,
         plan: &mut Plan,
     ) -> bool {
+        let Some(entry) = self.peers.get_mut(slot) else {
+            return true;
+        };
+        if entry.active[class].is_empty() {
+            return false;
+        }
+        let policy = &self.config.policy;
+        // What the peer allows is the same for the whole frame, which is charged when it is finished.
+        let mut writer = StreamWriter {
+            now,
+            sender: NONE,
+            space,
+            window: policy.window_messages.min(entry.remote_window),
+            credit: entry.may_fill(policy) as usize * BUFFER_BYTES,
+            asks_first: entry.asks_first(),
+            crowded: entry.crowded,
+            w,
+            plan,
+            counters: &mut self.counters,
+        };
+        let active = &mut entry.active[class];
         let mut blocked = 0;
-        loop {
-            let Some(entry) = self.peers.get_mut(slot) else {
-                return true;
-            };
-            let Some(&sender) = entry.active[class]
-                .front()
-                .filter(|_| blocked < entry.active[class].len())
-            else {
-                return false;
-            };
-            let Some(stream) = self
-                .send
-                .get_mut(sender)
-                .filter(|stream| stream.peer == slot)
-            else {
-                entry.active[class].pop_front();
+        while blocked < active.len()
+            && let Some(&sender) = active.front()
+        {
+            let Some(stream) = self.send.get_mut(sender).filter(|s| s.peer == slot) else {
+                active.pop_front();
                 continue;
             };
-            let mut writer = StreamWriter {
-                now,
-                sender,
-                space,
-                window: self.config.policy.window_messages.min(entry.remote_window),
-                credit: entry.may_fill(&self.config.policy) as usize * BUFFER_BYTES,
-                asks_first: entry.asks_first(),
-                crowded: entry.crowded,
-                w,
-                plan,
-                counters: &mut self.counters,
-            };
+            writer.sender = sender;
             let turn = writer.turn(stream);
             // A timer that sends data again must not do so while a long grant is still leaving: it runs from the newest byte.
-            let restarts =
-                matches!(turn, Turn::Sent) && self.config.policy.on_timeout == OnTimeout::Resend;
+            let restarts = matches!(turn, Turn::Sent) && policy.on_timeout == OnTimeout::Resend;
             let starts = matches!(turn, Turn::Sent | Turn::NoCredit) && stream.timer == Nanos::MAX;
             if starts || restarts {
-                stream.timer =
-                    now.saturating_add(entry.rtt.rto(&self.config.policy, stream.backoff));
+                stream.timer = now.saturating_add(entry.rtt.rto(policy, stream.backoff));
                 self.timers.arm(Owner::Send(sender), stream.timer);
             }
             match turn {
                 Turn::Sent => {
                     blocked = 0;
                     stream.starved = false;
-                    if entry.active[class].len() > 1 {
-                        entry.active[class].rotate_left(1);
+                    if active.len() > 1 {
+                        active.rotate_left(1);
                     }
-                    if !self.config.policy.coalesce {
+                    if !policy.coalesce {
                         return true; // a frame of its own
                     }
                 }
                 Turn::Full => return true,
                 Turn::NoCredit => {
                     blocked += 1;
-                    self.counters.credit_stalls += u64::from(!stream.starved);
+                    writer.counters.credit_stalls += u64::from(!stream.starved);
                     stream.starved = true;
-                    entry.active[class].rotate_left(1);
+                    active.rotate_left(1);
                 }
                 Turn::Nothing => {
                     stream.in_active = false;
-                    entry.active[class].pop_front();
+                    active.pop_front();
                 }
             }
         }
+        false
     }
 
     /// Reads the payloads, charges the credit, writes the frame header.
@@ -338,7 +346,7 @@ impl Endpoint {
     ) -> Option<Transmit> {
         let buffers = w.len().div_ceil(BUFFER_BYTES) as u32;
         let mut payloads = w.finish_headers();
-        for source in plan.sources.iter().take(plan.len).flatten() {
+        for source in &plan.sources {
             let to = payloads.payload_mut(source.chunk);
             let crc = match host.read_payload(source.id, source.offset, to) {
                 Ok(crc) => crc,

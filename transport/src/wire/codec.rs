@@ -6,13 +6,16 @@
 //! in `fields`.
 //!
 //! Short messages come by the dozen in a frame, and each header is read twice: so the plain EAGER, which all but the first of a stream are,
-//! is read at fixed places ([`plain_eager`]), and [`header_len`] knows without writing it how long the header of a message is. Tests hold
+//! is written and read at fixed places ([`write_plain_eager`], [`plain_eager`]), and [`header_len`] knows without writing it how long the header of a message is. Tests hold
 //! both against the general way.
 
 use super::chunk::{Chunk, MAX_RANGES, Payload, StreamRef};
 use super::error::WireError;
-use super::fields::{Emit, FLAG_PAYLOAD, FLAG_START, Fields, ack_mode, priority};
+use super::fields::{
+    Emit, FLAG_PAYLOAD, FLAG_START, Fields, ack_flags, ack_mode, priority, priority_flag,
+};
 use crate::ident::PORTS;
+use crate::policy::AckMode;
 
 /// Kind, flags, length.
 pub(super) const PREFIX_LEN: usize = 4;
@@ -66,7 +69,51 @@ pub(super) fn header_len(chunk: &Chunk<'_>) -> usize {
 }
 
 /// Writes `chunk`'s header to the start of `to` and returns its length, a multiple of 4.
+#[inline]
 pub(super) fn encode(chunk: &Chunk<'_>, to: &mut [u8; LONGEST]) -> usize {
+    match chunk {
+        Chunk::Eager {
+            stream,
+            start: None,
+            number,
+            tag,
+            ack,
+            payload,
+        } => {
+            if let Some(to) = to.first_chunk_mut() {
+                write_plain_eager(stream, *number, *tag, *ack, *payload, to);
+            }
+            PLAIN_EAGER_LEN
+        }
+        other => encode_any(other, to),
+    }
+}
+
+/// An EAGER without START.
+#[inline]
+fn write_plain_eager(
+    stream: &StreamRef,
+    number: u32,
+    tag: u64,
+    ack: AckMode,
+    payload: Payload,
+    h: &mut [u8; PLAIN_EAGER_LEN],
+) {
+    h[0] = kind::EAGER;
+    h[1] = FLAG_PAYLOAD | priority_flag(stream.priority) | ack_flags(ack);
+    h[2..4].copy_from_slice(&(PLAIN_EAGER_LEN as u16).to_be_bytes());
+    h[4..6].copy_from_slice(&payload.len.to_be_bytes());
+    h[6..8].copy_from_slice(&[0; 2]);
+    h[8..12].copy_from_slice(&payload.crc.to_be_bytes());
+    h[12..14].copy_from_slice(&stream.sender_port.to_be_bytes());
+    h[14..16].copy_from_slice(&stream.receiver_port.to_be_bytes());
+    h[16..20].copy_from_slice(&stream.epoch.to_be_bytes());
+    h[20..24].copy_from_slice(&number.to_be_bytes());
+    h[24..32].copy_from_slice(&tag.to_be_bytes());
+}
+
+/// Writes the header of a chunk of any kind.
+pub(super) fn encode_any(chunk: &Chunk<'_>, to: &mut [u8; LONGEST]) -> usize {
     *to.first_chunk_mut::<PREFIX_LEN>()
         .unwrap_or(&mut [0; PREFIX_LEN]) = [0; PREFIX_LEN];
     let e = Emit {

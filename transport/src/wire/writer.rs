@@ -44,6 +44,7 @@ struct Slot {
 
 impl<'a> FrameWriter<'a> {
     /// A frame of at most `frame.len()` bytes (and never more than 65535).
+    #[inline]
     pub fn new(frame: &'a mut [u8]) -> Self {
         let len = frame.len().min(usize::from(u16::MAX));
         Self {
@@ -59,6 +60,13 @@ impl<'a> FrameWriter<'a> {
     /// Adds a chunk with its payload's length; the payload's CRC may still be unknown. Returns the chunk's index in the frame.
     /// A path probe needs room for its size, and the frame will be padded to it.
     pub fn push(&mut self, chunk: &Chunk<'_>) -> Result<usize, Full> {
+        self.push_known(chunk)
+    }
+
+    /// [`Self::push`] for a caller that knows the chunk's kind when it is compiled, and writes so many of it that the others' fields
+    /// should not be asked for.
+    #[inline]
+    pub(crate) fn push_known(&mut self, chunk: &Chunk<'_>) -> Result<usize, Full> {
         let len = header_len(chunk);
         let header_end = self.header_len + len;
         let payload_len = chunk.payload().map_or(0, |payload| payload.len);
@@ -96,6 +104,7 @@ impl<'a> FrameWriter<'a> {
     }
 
     /// How many payload bytes a chunk may bring whose header, without payload, is `chunk`'s; `None` if not even the header fits.
+    #[inline]
     pub fn room_for(&self, chunk: &Chunk<'_>) -> Option<usize> {
         let header_end = self.header_len + header_len(chunk);
         if self.chunks == MAX_CHUNKS || header_end > HEADER_AREA_MAX {
@@ -105,21 +114,25 @@ impl<'a> FrameWriter<'a> {
     }
 
     /// Chunks so far.
+    #[inline]
     pub fn chunks(&self) -> usize {
         self.chunks
     }
 
     /// Whether nothing was pushed yet.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.chunks == 0
     }
 
     /// Bytes of the frame as it stands.
+    #[inline]
     pub fn len(&self) -> usize {
         (self.header_len + self.payload_len).max(self.padded_len)
     }
 
     /// Ends the headers; payloads come next.
+    #[inline]
     pub fn finish_headers(self) -> PayloadWriter<'a> {
         PayloadWriter { writer: self }
     }
@@ -134,6 +147,7 @@ pub struct PayloadWriter<'a> {
 impl PayloadWriter<'_> {
     /// The bytes of chunk `index`'s payload, as long as the pushed chunk said; empty for a chunk without payload or an index
     /// that does not exist.
+    #[inline]
     pub fn payload_mut(&mut self, index: usize) -> &mut [u8] {
         let w = &mut self.writer;
         let Some(slot) = w.slots[..w.chunks].get(index) else {
@@ -145,6 +159,7 @@ impl PayloadWriter<'_> {
 
     /// Sets the CRC32C of chunk `index`'s payload, where the pushed chunk did not know it. Ignored for a chunk without payload:
     /// its descriptor does not exist.
+    #[inline]
     pub fn set_payload_crc(&mut self, index: usize, crc: u32) {
         let w = &mut self.writer;
         let Some(slot) = w.slots[..w.chunks].get(index) else {
@@ -157,6 +172,7 @@ impl PayloadWriter<'_> {
     }
 
     /// Writes the frame header and its CRC and returns the frame's length; 0 if the buffer cannot even hold the frame header.
+    #[inline]
     pub fn finish(self, header: &FrameHeader) -> usize {
         let len = self.writer.len();
         let FrameWriter {
