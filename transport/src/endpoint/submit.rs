@@ -34,12 +34,6 @@ impl Endpoint {
         let Some(stream) = self.send.get_mut(slot) else {
             return Err(Reason::NoResources);
         };
-        if stream.closing || (stream.reopen && stream.queue.is_empty()) {
-            self.reopen(slot, host);
-        }
-        let Some(stream) = self.send.get_mut(slot) else {
-            return Err(Reason::NoResources);
-        };
         let Some(record) = stream.record.filter(|_| !stream.closing) else {
             return Err(Reason::NoResources);
         };
@@ -68,11 +62,11 @@ impl Endpoint {
     }
 
     /// The stream of the last send, if this is another one of it and its peer is up: so its node is known, its port is ours, and its
-    /// peer fits.
+    /// peer fits. One that may have to be reopened is looked at more closely.
     #[inline]
     fn goes_on(&self, key: &StreamKey) -> Option<u32> {
         let stream = self.send.get(self.last_sent)?;
-        let same = stream.key == *key;
+        let same = stream.key == *key && !stream.closing && !stream.reopen;
         let up = same && self.peers.get(stream.peer).is_some_and(|e| e.is_up());
         up.then_some(self.last_sent)
     }
@@ -95,6 +89,11 @@ impl Endpoint {
             Some(slot) => slot,
             None => self.open_stream(now, key, host)?,
         };
+        if let Some(stream) = self.send.get_mut(slot)
+            && (stream.closing || (stream.reopen && stream.queue.is_empty()))
+        {
+            self.reopen(slot, host);
+        }
         self.last_sent = slot;
         Ok(slot)
     }

@@ -37,12 +37,23 @@ pub(super) const LOW_DUE_AT_FIRST: i64 = -HIGH_PER_LOW * 1_500;
 const LOW_AHEAD_MAX: i64 = HIGH_PER_LOW * 9_000;
 impl Endpoint {
     /// Writes the next frame into `to` (as long as the longest frame) and says where it goes; `None` if nothing may be sent now.
+    #[inline]
     pub fn poll_transmit<H: Host>(
         &mut self,
         now: Nanos,
         to: &mut [u8],
         host: &mut H,
     ) -> Option<Transmit> {
+        // Most polls find nothing.
+        let ready = self.ready[0].len() | self.ready[1].len();
+        if ready == 0 && !self.has_errands() {
+            return None;
+        }
+        self.next_frame(now, to, host)
+    }
+
+    #[inline(never)]
+    fn next_frame<H: Host>(&mut self, now: Nanos, to: &mut [u8], host: &mut H) -> Option<Transmit> {
         if self.has_errands() {
             self.act_on_cancels(now, host);
             if let Some(transmit) = self.write_reset(now, to) {
@@ -127,6 +138,8 @@ impl Endpoint {
         }
         let space = to.len().min(usize::from(entry.max_frame));
         let greets = entry.hello_due || entry.hello_ack_due;
+        let due = up && entry.credit.due;
+        let active = [&entry.active[0], &entry.active[1]].map(|queue| !queue.is_empty());
         let mut w = FrameWriter::new(to.get_mut(..space)?);
         let mut plan = Plan::over(core::mem::take(&mut self.sources));
         let mut full = greets && self.handshake(now, slot, &mut w, &mut plan);
@@ -134,8 +147,11 @@ impl Endpoint {
         if up && !full {
             full = self.answers(slot, &mut w, &mut plan);
             for class in [class, 1 - class] {
+                if full || !active[class] {
+                    continue;
+                }
                 let before = w.chunks();
-                full = full || self.messages(now, slot, class, space, &mut w, &mut plan);
+                full = self.messages(now, slot, class, space, &mut w, &mut plan);
                 if w.chunks() > before {
                     only_low = class == 0 && (only_low || before == 0);
                 }
@@ -144,7 +160,6 @@ impl Endpoint {
         if full {
             self.mark_leftovers(slot);
         }
-        let due = up && self.peers.get(slot).is_some_and(|entry| entry.credit.due);
         let transmit = if w.is_empty() && !due {
             None
         } else {
@@ -272,9 +287,6 @@ impl Endpoint {
         let Some(entry) = self.peers.get_mut(slot) else {
             return true;
         };
-        if entry.active[class].is_empty() {
-            return false;
-        }
         let policy = &self.config.policy;
         // What the peer allows is the same for the whole frame, which is charged when it is finished.
         let mut writer = StreamWriter {
@@ -347,18 +359,16 @@ impl Endpoint {
         let buffers = w.len().div_ceil(BUFFER_BYTES) as u32;
         let mut payloads = w.finish_headers();
         for source in &plan.sources {
-            let to = payloads.payload_mut(source.chunk);
-            let crc = match host.read_payload(source.id, source.offset, to) {
-                Ok(crc) => crc,
-                Err(_) => {
-                    // The client's memory is gone. The rest of the frame must not suffer: this chunk goes out with a checksum
-                    // that cannot match, and the send is given up.
-                    to.fill(0);
-                    self.memory_fault(source.stream, source.number);
-                    !crc32c(to)
-                }
-            };
-            payloads.set_payload_crc(source.chunk, crc);
+            payloads.fill(source.chunk, |to| {
+                host.read_payload(source.id, source.offset, to)
+                    .unwrap_or_else(|_| {
+                        // The client's memory is gone. The rest of the frame must not suffer: this chunk goes out with a checksum
+                        // that cannot match, and the send is given up.
+                        to.fill(0);
+                        self.memory_fault(source.stream, source.number);
+                        !crc32c(to)
+                    })
+            });
         }
         let mut header = frame_header(&self.config, now);
         header.crowded = self.is_crowded();

@@ -80,6 +80,7 @@ pub(super) struct StreamWriter<'a, 'w, 'f> {
 
 impl StreamWriter<'_, '_, '_> {
     /// One chunk of the stream: the next first chunk, else DATA.
+    #[inline]
     pub(super) fn turn(&mut self, stream: &mut SendStream) -> Turn {
         if stream.reopen || stream.record.is_none() {
             return if stream.queue.is_empty() {
@@ -128,6 +129,7 @@ impl StreamWriter<'_, '_, '_> {
     }
 
     /// A message that is lost, or its NULL.
+    #[inline(never)]
     fn again(&mut self, stream: &mut SendStream, index: usize) -> Turn {
         match stream.queue.get(index).map(|message| message.state) {
             None => Turn::Nothing,
@@ -161,7 +163,7 @@ impl StreamWriter<'_, '_, '_> {
     }
 
     /// EAGER, or RTS with as much as fits and the credit covers. A message that fits a frame and not the credit is asked for too.
-    #[inline]
+    #[inline(always)]
     fn first(&mut self, stream: &mut SendStream, index: usize) -> Turn {
         let Some(message) = stream.queue.get(index) else {
             return Turn::Nothing;
@@ -177,7 +179,8 @@ impl StreamWriter<'_, '_, '_> {
     }
 
     /// All of a message, which needs `alone` bytes in a frame of its own.
-    #[inline]
+    // With what is known of the chunk's kind half of the work falls away.
+    #[inline(always)]
     fn eager(&mut self, stream: &mut SendStream, index: usize, alone: usize) -> Turn {
         let (name, start, number) = (stream.wire(), stream.start(), stream.number(index));
         let Some(message) = stream.queue.get_mut(index) else {

@@ -57,19 +57,19 @@ const PLAIN_EAGER_LEN: usize = PREFIX_LEN + 8 + 8 + 4 + 8;
 // ---- writing ----
 
 /// How long the header is that [`encode`] writes.
-#[inline]
+#[inline(always)]
 pub(super) fn header_len(chunk: &Chunk<'_>) -> usize {
     let start_len = |start: &Option<u32>| if start.is_some() { 4 } else { 0 };
     match chunk {
         Chunk::Eager { start, .. } => PLAIN_EAGER_LEN + start_len(start),
         Chunk::Rts { start, .. } => PLAIN_EAGER_LEN + 4 + start_len(start),
         Chunk::Data { .. } => PREFIX_LEN + 8 + 8 + 4 + 4,
-        other => encode(other, &mut [0; LONGEST]),
+        other => encode_any(other, &mut [0; LONGEST]),
     }
 }
 
 /// Writes `chunk`'s header to the start of `to` and returns its length, a multiple of 4.
-#[inline]
+#[inline(always)]
 pub(super) fn encode(chunk: &Chunk<'_>, to: &mut [u8; LONGEST]) -> usize {
     match chunk {
         Chunk::Eager {
@@ -525,6 +525,9 @@ mod tests {
             let mut header = [0; LONGEST];
             let len = encode(&chunk, &mut header);
             prop_assert_eq!(header_len(&chunk), len);
+            let mut general = [0; LONGEST];
+            prop_assert_eq!(encode_any(&chunk, &mut general), len);
+            prop_assert_eq!(&header[..len], &general[..len]);
             let area = &mut header[..(len + more).min(LONGEST)];
             for _ in 0..2 {
                 if let Some(short) = plain_eager(area) {

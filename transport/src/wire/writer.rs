@@ -65,7 +65,7 @@ impl<'a> FrameWriter<'a> {
 
     /// [`Self::push`] for a caller that knows the chunk's kind when it is compiled, and writes so many of it that the others' fields
     /// should not be asked for.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push_known(&mut self, chunk: &Chunk<'_>) -> Result<usize, Full> {
         let len = header_len(chunk);
         let header_end = self.header_len + len;
@@ -104,7 +104,7 @@ impl<'a> FrameWriter<'a> {
     }
 
     /// How many payload bytes a chunk may bring whose header, without payload, is `chunk`'s; `None` if not even the header fits.
-    #[inline]
+    #[inline(always)]
     pub fn room_for(&self, chunk: &Chunk<'_>) -> Option<usize> {
         let header_end = self.header_len + header_len(chunk);
         if self.chunks == MAX_CHUNKS || header_end > HEADER_AREA_MAX {
@@ -155,6 +155,21 @@ impl PayloadWriter<'_> {
         };
         let start = w.header_len + usize::from(slot.payload);
         &mut w.frame[start..start + usize::from(slot.payload_len)]
+    }
+
+    /// Has chunk `index`'s payload written by `fill`, which returns its CRC32C: [`Self::payload_mut`] and [`Self::set_payload_crc`].
+    #[inline]
+    pub(crate) fn fill(&mut self, index: usize, fill: impl FnOnce(&mut [u8]) -> u32) {
+        let w = &mut self.writer;
+        let Some(slot) = w.slots[..w.chunks].get(index) else {
+            return;
+        };
+        let start = w.header_len + usize::from(slot.payload);
+        let crc = fill(&mut w.frame[start..start + usize::from(slot.payload_len)]);
+        let at = usize::from(slot.header) + PAYLOAD_CRC_AT;
+        if slot.payload_len > 0 {
+            w.frame[at..at + 4].copy_from_slice(&crc.to_be_bytes());
+        }
     }
 
     /// Sets the CRC32C of chunk `index`'s payload, where the pushed chunk did not know it. Ignored for a chunk without payload:
