@@ -92,6 +92,7 @@ fn serve_tokens(
     any
 }
 
+#[inline]
 fn submit(
     now: Nanos,
     send: &SendRequest,

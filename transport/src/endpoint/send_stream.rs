@@ -418,11 +418,8 @@ impl SendStream {
         }
     }
 
-    /// The first message to go out again that nothing holds back.
+    /// The first message to go out again that nothing holds back. Worth asking for while some may be `lost`.
     pub(super) fn first_lost(&mut self) -> Option<usize> {
-        if !self.lost {
-            return None;
-        }
         let before = self.cursor.wrapping_sub(self.base) as usize;
         let mut messages = self.queue.iter().take(before).enumerate();
         let Some(first) = messages.find(|(_, m)| m.lost) else {

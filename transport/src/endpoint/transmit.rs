@@ -311,21 +311,29 @@ impl Endpoint {
                 continue;
             };
             writer.sender = sender;
-            let turn = writer.turn(stream);
+            // With nobody to take turns with, a stream goes on until it is done.
+            let (sent, turn) = if active.len() == 1 && policy.coalesce {
+                writer.turns(stream)
+            } else {
+                match writer.turn(stream) {
+                    Turn::Sent => (true, Turn::Sent),
+                    turn => (false, turn),
+                }
+            };
             // A timer that sends data again must not do so while a long grant is still leaving: it runs from the newest byte.
-            let restarts = matches!(turn, Turn::Sent) && policy.on_timeout == OnTimeout::Resend;
-            let starts = matches!(turn, Turn::Sent | Turn::NoCredit) && stream.timer == Nanos::MAX;
+            let restarts = sent && policy.on_timeout == OnTimeout::Resend;
+            let starts = (sent || matches!(turn, Turn::NoCredit)) && stream.timer == Nanos::MAX;
             if starts || restarts {
                 stream.timer = now.saturating_add(entry.rtt.rto(policy, stream.backoff));
                 self.timers.arm(Owner::Send(sender), stream.timer);
             }
+            if sent {
+                blocked = 0;
+                stream.starved = false;
+            }
             match turn {
                 Turn::Sent => {
-                    blocked = 0;
-                    stream.starved = false;
-                    if active.len() > 1 {
-                        active.rotate_left(1);
-                    }
+                    active.rotate_left(1);
                     if !policy.coalesce {
                         return true; // a frame of its own
                     }

@@ -20,7 +20,7 @@ use super::send_stream::{Message, MessageState, SendStream};
 use crate::ident::{Nanos, SendId};
 use crate::wire::chunk::Range;
 use crate::wire::frame::FRAME_HEADER_LEN;
-use crate::wire::{Chunk, FrameWriter, Payload};
+use crate::wire::{Chunk, FrameWriter, Payload, eager_header_len};
 
 /// An EAGER's chunk header with START; what a whole frame leaves for one message.
 const EAGER_HEADER: usize = 40;
@@ -79,8 +79,19 @@ pub(super) struct StreamWriter<'a, 'w, 'f> {
 }
 
 impl StreamWriter<'_, '_, '_> {
+    /// As many turns as the stream can take. True if it took any; and how the last one ended, which is not [`Turn::Sent`].
+    pub(super) fn turns(&mut self, stream: &mut SendStream) -> (bool, Turn) {
+        let mut any = false;
+        loop {
+            match self.turn(stream) {
+                Turn::Sent => any = true,
+                turn => return (any, turn),
+            }
+        }
+    }
+
     /// One chunk of the stream: the next first chunk, else DATA.
-    #[inline]
+    #[inline(always)]
     pub(super) fn turn(&mut self, stream: &mut SendStream) -> Turn {
         if stream.reopen || stream.record.is_none() {
             return if stream.queue.is_empty() {
@@ -90,7 +101,9 @@ impl StreamWriter<'_, '_, '_> {
             };
         }
         let mut blocked = None;
-        if let Some(index) = stream.first_lost() {
+        if stream.lost
+            && let Some(index) = stream.first_lost()
+        {
             match self.again(stream, index) {
                 Turn::NoCredit => blocked = Some(Turn::NoCredit),
                 turn => return turn,
@@ -179,7 +192,6 @@ impl StreamWriter<'_, '_, '_> {
     }
 
     /// All of a message, which needs `alone` bytes in a frame of its own.
-    // With what is known of the chunk's kind half of the work falls away.
     #[inline(always)]
     fn eager(&mut self, stream: &mut SendStream, index: usize, alone: usize) -> Turn {
         let (name, start, number) = (stream.wire(), stream.start(), stream.number(index));
@@ -187,19 +199,9 @@ impl StreamWriter<'_, '_, '_> {
             return Turn::Nothing;
         };
         let (id, total) = (message.request.id, message.request.len);
-        let chunk = Chunk::Eager {
-            stream: name,
-            start,
-            number,
-            tag: message.request.tag,
-            ack: message.request.ack,
-            payload: Payload {
-                len: total as u16,
-                crc: 0,
-            },
-        };
-        let used = match self.room(&chunk) {
-            Some((room, used)) if total as usize <= room => used,
+        let (tag, ack) = (message.request.tag, message.request.ack);
+        let used = match self.w.room_behind(eager_header_len(start)) {
+            Some(room) if total as usize <= room => self.space.saturating_sub(room),
             _ => return Turn::Full,
         };
         if used + total as usize > self.credit {
@@ -210,7 +212,22 @@ impl StreamWriter<'_, '_, '_> {
                 Turn::NoCredit
             };
         }
-        let Ok(at) = self.w.push_known(&chunk) else {
+        let payload = Payload {
+            len: total as u16,
+            crc: 0,
+        };
+        let pushed = match start {
+            None => self.w.push_eager(&name, number, tag, ack, payload),
+            start => self.w.push(&Chunk::Eager {
+                stream: name,
+                start,
+                number,
+                tag,
+                ack,
+                payload,
+            }),
+        };
+        let Ok(at) = pushed else {
             return Turn::Full;
         };
         self.counters.chunks_sent += 1;

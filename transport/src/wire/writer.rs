@@ -5,9 +5,12 @@
 //! [`PayloadWriter::payload_mut`] and [`PayloadWriter::set_payload_crc`] fill them in any order before
 //! [`PayloadWriter::finish`] seals the headers. No allocation, nothing moved. The two types make the wrong order impossible.
 
-use super::chunk::Chunk;
-use super::codec::{LONGEST, PAYLOAD_CRC_AT, encode, header_len};
+use super::chunk::{Chunk, Payload, StreamRef};
+use super::codec::{
+    LONGEST, PAYLOAD_CRC_AT, PLAIN_EAGER_LEN, encode, header_len, write_plain_eager,
+};
 use super::frame::{FRAME_HEADER_LEN, FrameHeader};
+use crate::policy::AckMode;
 
 /// Most chunks in one frame this build writes; it reads up to 255.
 pub const MAX_CHUNKS: usize = 32;
@@ -60,13 +63,6 @@ impl<'a> FrameWriter<'a> {
     /// Adds a chunk with its payload's length; the payload's CRC may still be unknown. Returns the chunk's index in the frame.
     /// A path probe needs room for its size, and the frame will be padded to it.
     pub fn push(&mut self, chunk: &Chunk<'_>) -> Result<usize, Full> {
-        self.push_known(chunk)
-    }
-
-    /// [`Self::push`] for a caller that knows the chunk's kind when it is compiled, and writes so many of it that the others' fields
-    /// should not be asked for.
-    #[inline(always)]
-    pub(crate) fn push_known(&mut self, chunk: &Chunk<'_>) -> Result<usize, Full> {
         let len = header_len(chunk);
         let header_end = self.header_len + len;
         let payload_len = chunk.payload().map_or(0, |payload| payload.len);
@@ -103,10 +99,45 @@ impl<'a> FrameWriter<'a> {
         Ok(self.chunks - 1)
     }
 
-    /// How many payload bytes a chunk may bring whose header, without payload, is `chunk`'s; `None` if not even the header fits.
+    /// [`Self::push`] of an EAGER without START, of which most frames consist: written at fixed places.
     #[inline(always)]
+    pub(crate) fn push_eager(
+        &mut self,
+        stream: &StreamRef,
+        number: u32,
+        tag: u64,
+        ack: AckMode,
+        payload: Payload,
+    ) -> Result<usize, Full> {
+        let room = self.room_behind(PLAIN_EAGER_LEN).ok_or(Full)?;
+        let index = self.chunks;
+        let header = self.frame.get_mut(self.header_len..);
+        let header = header.and_then(|to| to.first_chunk_mut()).ok_or(Full)?;
+        let slot = self.slots.get_mut(index).ok_or(Full)?;
+        if usize::from(payload.len) > room {
+            return Err(Full);
+        }
+        write_plain_eager(stream, number, tag, ack, payload, header);
+        *slot = Slot {
+            header: self.header_len as u16,
+            payload: self.payload_len as u16,
+            payload_len: payload.len,
+        };
+        self.header_len += PLAIN_EAGER_LEN;
+        self.payload_len += usize::from(payload.len);
+        self.chunks = index + 1;
+        Ok(index)
+    }
+
+    /// How many payload bytes a chunk may bring whose header, without payload, is `chunk`'s; `None` if not even the header fits.
     pub fn room_for(&self, chunk: &Chunk<'_>) -> Option<usize> {
-        let header_end = self.header_len + header_len(chunk);
+        self.room_behind(header_len(chunk))
+    }
+
+    /// The same for a header of this length.
+    #[inline]
+    pub(crate) fn room_behind(&self, header_len: usize) -> Option<usize> {
+        let header_end = self.header_len + header_len;
         if self.chunks == MAX_CHUNKS || header_end > HEADER_AREA_MAX {
             return None;
         }
