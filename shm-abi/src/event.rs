@@ -85,6 +85,7 @@ pub struct Event {
 
 impl Event {
     /// As ring words.
+    #[inline]
     pub fn encode(&self) -> [u64; EVENT_WORDS] {
         let (kind, certainty, reason) = match self.kind {
             EventKind::Received => (1u8, 0, 0),

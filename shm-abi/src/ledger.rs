@@ -54,6 +54,7 @@ pub struct LedgerHeader {
 pub const HEARTBEAT_SLEEPING: u64 = 1 << 63;
 
 /// `working_token` of a send token: it names the one use of its slot. Never 0.
+#[inline]
 pub fn working_token(port: u16, slot: u32, generation: u32) -> u64 {
     1 << 63 | u64::from(port) << 48 | u64::from(slot & 0xffff) << 32 | u64::from(generation)
 }
@@ -212,11 +213,13 @@ pub fn decode_stream_key(key: u64) -> Option<(u16, u16, u16, u8)> {
 }
 
 /// Two halves in one word.
+#[inline]
 pub fn pair(high: u32, low: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
 /// (high, low) of a word.
+#[inline]
 pub fn unpair(word: u64) -> (u32, u32) {
     ((word >> 32) as u32, word as u32)
 }
@@ -235,6 +238,12 @@ pub struct LedgerGeometry {
     pub frames: u32,
 }
 
+/// From the ports' records to the send records.
+const SENDS_BEHIND_PORTS: usize = PORTS as usize * 64;
+/// From the ports' records to the receive records.
+const RECEIVES_BEHIND_PORTS: usize =
+    SENDS_BEHIND_PORTS + PORTS as usize * MAX_SEND_TOKENS as usize * 64;
+
 impl LedgerGeometry {
     fn peers_at(&self) -> usize {
         PAGE
@@ -248,14 +257,8 @@ impl LedgerGeometry {
     fn ports_at(&self) -> usize {
         (self.receive_streams_at() + self.receive_streams as usize * 32).next_multiple_of(PAGE)
     }
-    fn sends_at(&self) -> usize {
-        self.ports_at() + PORTS as usize * 64
-    }
-    fn receives_at(&self) -> usize {
-        self.sends_at() + PORTS as usize * MAX_SEND_TOKENS as usize * 64
-    }
     fn frames_at(&self) -> usize {
-        self.receives_at() + PORTS as usize * MAX_RECEIVE_TOKENS as usize * 8
+        self.ports_at() + RECEIVES_BEHIND_PORTS + PORTS as usize * MAX_RECEIVE_TOKENS as usize * 8
     }
 
     /// Bytes of the ledger; most are never touched, so never backed.
@@ -269,6 +272,8 @@ impl LedgerGeometry {
 pub struct Ledger<'m> {
     base: core::ptr::NonNull<u8>,
     geometry: LedgerGeometry,
+    /// Where the ports' records begin, behind tables of any length; what every message looks up lies at fixed distances from here.
+    ports_at: usize,
     mapping: core::marker::PhantomData<&'m [AtomicU64]>,
 }
 
@@ -287,6 +292,7 @@ impl<'m> Ledger<'m> {
         Self {
             base,
             geometry,
+            ports_at: geometry.ports_at(),
             mapping: core::marker::PhantomData,
         }
     }
@@ -296,6 +302,7 @@ impl<'m> Ledger<'m> {
         self.geometry
     }
 
+    #[inline]
     fn slice<T>(&self, offset: usize, len: usize) -> &'m [T] {
         debug_assert!(offset + len * size_of::<T>() <= self.geometry.bytes());
         // SAFETY: `from_raw`'s caller vouches for `bytes()` mapped bytes; every offset above lies inside, is a multiple of the
@@ -304,6 +311,7 @@ impl<'m> Ledger<'m> {
     }
 
     /// The header.
+    #[inline]
     pub fn header(&self) -> &'m LedgerHeader {
         &self.slice::<LedgerHeader>(0, 1)[0]
     }
@@ -314,6 +322,7 @@ impl<'m> Ledger<'m> {
     }
 
     /// Sending streams.
+    #[inline]
     pub fn send_streams(&self) -> &'m [SendStreamRecord] {
         self.slice(
             self.geometry.send_streams_at(),
@@ -322,6 +331,7 @@ impl<'m> Ledger<'m> {
     }
 
     /// Receiving streams.
+    #[inline]
     pub fn receive_streams(&self) -> &'m [ReceiveStreamRecord] {
         self.slice(
             self.geometry.receive_streams_at(),
@@ -330,26 +340,29 @@ impl<'m> Ledger<'m> {
     }
 
     /// Ports.
+    #[inline]
     pub fn ports(&self) -> &'m [PortRecord] {
-        self.slice(self.geometry.ports_at(), PORTS as usize)
+        self.slice(self.ports_at, PORTS as usize)
     }
 
     /// The send records of a port.
+    #[inline]
     pub fn sends(&self, port: u16) -> &'m [SendRecord] {
         assert!(port < PORTS);
         let bytes = MAX_SEND_TOKENS as usize * 64;
         self.slice(
-            self.geometry.sends_at() + port as usize * bytes,
+            self.ports_at + SENDS_BEHIND_PORTS + port as usize * bytes,
             MAX_SEND_TOKENS as usize,
         )
     }
 
     /// The receive records of a port.
+    #[inline]
     pub fn receives(&self, port: u16) -> &'m [ReceiveRecord] {
         assert!(port < PORTS);
         let bytes = MAX_RECEIVE_TOKENS as usize * 8;
         self.slice(
-            self.geometry.receives_at() + port as usize * bytes,
+            self.ports_at + RECEIVES_BEHIND_PORTS + port as usize * bytes,
             MAX_RECEIVE_TOKENS as usize,
         )
     }

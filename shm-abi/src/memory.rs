@@ -12,7 +12,7 @@ use crate::event::EVENT_WORDS;
 use crate::ledger::{Ledger, LedgerGeometry};
 use crate::port::{ClientHeader, EngineHeader, PORT_MAGIC, PortGeometry};
 use crate::ring::SharedRing;
-use crate::token::{RECEIVE_SLOT_WORDS, SEND_SLOT_WORDS};
+use crate::token::{INLINE_BYTES, RECEIVE_SLOT_WORDS, SEND_HEADER_WORDS, SEND_SLOT_WORDS};
 
 /// Makes a memfd of exactly `bytes` zero bytes, mode 0600, sealed against shrinking, growing and further seals.
 pub fn create_sealed(name: &str, bytes: usize) -> io::Result<OwnedFd> {
@@ -113,6 +113,29 @@ impl Mapping {
     }
 }
 
+/// A table or header inside a mapping. Its place follows from the geometry and is checked when the half is mapped, since every token
+/// asks for some of them.
+struct Part<T: ?Sized>(NonNull<T>);
+
+// SAFETY: as for the mapping it lies in.
+unsafe impl<T: ?Sized> Send for Part<T> {}
+// SAFETY: as above.
+unsafe impl<T: ?Sized> Sync for Part<T> {}
+
+impl<T: ?Sized> Part<T> {
+    fn of(at: &T) -> Self {
+        Self(NonNull::from(at))
+    }
+
+    /// # Safety
+    /// `_owner` is the mapping that `of` was given a part of.
+    #[inline]
+    unsafe fn inside<'m>(&self, _owner: &'m Mapping) -> &'m T {
+        // SAFETY: `of` was given a valid reference into the mapping, which stays where it is as long as it is borrowed.
+        unsafe { self.0.as_ref() }
+    }
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: we own the mapping, and every borrow of it has ended. An munmap of a valid range cannot fail.
@@ -120,16 +143,27 @@ impl Drop for Mapping {
     }
 }
 
-/// The client half of a port, mapped.
+/// The client half of a port, mapped. The parts lie in the mapping.
 pub struct ClientHalf {
     mapping: Mapping,
     geometry: PortGeometry,
+    header: Part<ClientHeader>,
+    send_ring: Part<[[AtomicU64; 1]]>,
+    provide_ring: Part<[[AtomicU64; 1]]>,
+    send_slots: Part<[[AtomicU64; SEND_SLOT_WORDS]]>,
+    receive_slots: Part<[[AtomicU64; RECEIVE_SLOT_WORDS]]>,
+    /// Offset of the arena.
+    arena: usize,
 }
 
 /// The engine half of a port, mapped: writable for the engine and the supervisor, read-only for the application.
+///
+/// The parts lie in the mapping.
 pub struct EngineHalf {
     mapping: Mapping,
     geometry: PortGeometry,
+    header: Part<EngineHeader>,
+    event_ring: Part<[[AtomicU64; EVENT_WORDS]]>,
 }
 
 impl ClientHalf {
@@ -141,9 +175,20 @@ impl ClientHalf {
                 "port geometry out of limits",
             ));
         }
+        let mapping = Mapping::new(fd, geometry.client_half_bytes(), true)?;
+        let (sends, receives) = (
+            geometry.send_tokens as usize,
+            geometry.receive_tokens as usize,
+        );
         Ok(Self {
-            mapping: Mapping::new(fd, geometry.client_half_bytes(), true)?,
+            header: Part::of(&mapping.at::<ClientHeader>(0, 1)[0]),
+            send_ring: Part::of(mapping.at(geometry.send_ring(), sends)),
+            provide_ring: Part::of(mapping.at(geometry.provide_ring(), receives)),
+            send_slots: Part::of(mapping.at(geometry.send_slots(), sends)),
+            receive_slots: Part::of(mapping.at(geometry.receive_slots(), receives)),
+            arena: geometry.arena(),
             geometry,
+            mapping,
         })
     }
 
@@ -153,58 +198,60 @@ impl ClientHalf {
     }
 
     /// The header.
+    #[inline]
     pub fn header(&self) -> &ClientHeader {
-        &self.mapping.at::<ClientHeader>(0, 1)[0]
+        // SAFETY: made of this mapping, as all parts.
+        unsafe { self.header.inside(&self.mapping) }
     }
 
     /// Send slots.
+    #[inline]
     pub fn send_slots(&self) -> &[[AtomicU64; SEND_SLOT_WORDS]] {
-        self.mapping.at(
-            self.geometry.send_slots(),
-            self.geometry.send_tokens as usize,
-        )
+        // SAFETY: made of this mapping, as all parts.
+        unsafe { self.send_slots.inside(&self.mapping) }
     }
 
     /// Receive slots.
+    #[inline]
     pub fn receive_slots(&self) -> &[[AtomicU64; RECEIVE_SLOT_WORDS]] {
-        self.mapping.at(
-            self.geometry.receive_slots(),
-            self.geometry.receive_tokens as usize,
-        )
+        // SAFETY: made of this mapping, as all parts.
+        unsafe { self.receive_slots.inside(&self.mapping) }
     }
 
     /// The ring of send tokens (application → engine).
+    #[inline]
     pub fn send_ring<'m>(&'m self, engine: &'m EngineHalf) -> SharedRing<'m, 1> {
-        SharedRing::new(
+        // SAFETY: made of this mapping, as all parts.
+        let entries = unsafe { self.send_ring.inside(&self.mapping) };
+        SharedRing::of_geometry(
             &self.header().send_producer,
             &engine.header().send_consumer,
-            self.mapping.at(
-                self.geometry.send_ring(),
-                self.geometry.send_tokens as usize,
-            ),
+            entries,
         )
     }
 
     /// The ring of receive tokens (application → engine).
+    #[inline]
     pub fn provide_ring<'m>(&'m self, engine: &'m EngineHalf) -> SharedRing<'m, 1> {
-        SharedRing::new(
+        // SAFETY: made of this mapping, as all parts.
+        let entries = unsafe { self.provide_ring.inside(&self.mapping) };
+        SharedRing::of_geometry(
             &self.header().provide_producer,
             &engine.header().provide_consumer,
-            self.mapping.at(
-                self.geometry.provide_ring(),
-                self.geometry.receive_tokens as usize,
-            ),
+            entries,
         )
     }
 
     /// First byte of the arena. Other processes may change it at any time: copy with [`Self::read_arena`], [`Self::write_arena`], or
     /// by raw pointer where the application owns the bytes.
+    #[inline]
     pub fn arena(&self) -> NonNull<u8> {
         // SAFETY: the arena lies inside the mapping by geometry.
-        unsafe { self.mapping.base.add(self.geometry.arena()) }
+        unsafe { self.mapping.base.add(self.arena) }
     }
 
     /// Copies out of the arena. `None` if the range is not inside.
+    #[inline]
     pub fn read_arena(&self, offset: u64, to: &mut [u8]) -> Option<()> {
         let len = u32::try_from(to.len()).ok()?;
         if !self.geometry.arena_holds(offset, len) {
@@ -240,13 +287,21 @@ impl ClientHalf {
     }
 
     /// Copies inline payload out of a send slot. `None` if the range is not inside.
+    #[inline]
     pub fn read_inline(&self, slot: u32, offset: u32, to: &mut [u8]) -> Option<()> {
-        let words = &self.send_slots().get(slot as usize)?[6..];
-        let mut bytes = [0; crate::token::INLINE_BYTES];
-        for (chunk, word) in bytes.chunks_exact_mut(8).zip(words) {
-            chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+        let payload = &self.send_slots().get(slot as usize)?[SEND_HEADER_WORDS..];
+        let offset = offset as usize;
+        if offset > INLINE_BYTES || to.len() > INLINE_BYTES - offset {
+            return None;
         }
-        to.copy_from_slice(bytes.get(offset as usize..)?.get(..to.len())?);
+        // SAFETY: source inside the slot's payload words (checked), destination a private slice; races as in `read_arena`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                payload.as_ptr().cast::<u8>().add(offset),
+                to.as_mut_ptr(),
+                to.len(),
+            )
+        };
         Some(())
     }
 
@@ -269,9 +324,13 @@ impl EngineHalf {
                 "port geometry out of limits",
             ));
         }
+        let mapping = Mapping::new(fd, geometry.engine_half_bytes(), writable)?;
+        let events = geometry.event_capacity() as usize;
         Ok(Self {
-            mapping: Mapping::new(fd, geometry.engine_half_bytes(), writable)?,
+            header: Part::of(&mapping.at::<EngineHeader>(0, 1)[0]),
+            event_ring: Part::of(mapping.at(geometry.event_ring(), events)),
             geometry,
+            mapping,
         })
     }
 
@@ -296,19 +355,21 @@ impl EngineHalf {
     }
 
     /// The header. Storing through a read-only mapping faults; the application only loads.
+    #[inline]
     pub fn header(&self) -> &EngineHeader {
-        &self.mapping.at::<EngineHeader>(0, 1)[0]
+        // SAFETY: made of this mapping, as all parts.
+        unsafe { self.header.inside(&self.mapping) }
     }
 
     /// The ring of events (engine → application).
+    #[inline]
     pub fn event_ring<'m>(&'m self, client: &'m ClientHalf) -> SharedRing<'m, EVENT_WORDS> {
-        SharedRing::new(
+        // SAFETY: made of this mapping, as all parts.
+        let entries = unsafe { self.event_ring.inside(&self.mapping) };
+        SharedRing::of_geometry(
             &self.header().event_producer,
             &client.header().event_consumer,
-            self.mapping.at(
-                self.geometry.event_ring(),
-                self.geometry.event_capacity() as usize,
-            ),
+            entries,
         )
     }
 
@@ -369,6 +430,7 @@ impl LedgerMapping {
     }
 
     /// The ledger.
+    #[inline]
     pub fn ledger(&self) -> Ledger<'_> {
         // SAFETY: the mapping has `geometry.bytes()` bytes, is page-aligned, and lives as long as the borrow.
         unsafe { Ledger::from_raw(self.mapping.base, self.geometry) }

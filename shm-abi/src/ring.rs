@@ -43,26 +43,47 @@ impl<'m, const W: usize> SharedRing<'m, W> {
         }
     }
 
+    /// The same over the memory of a port, whose geometry was checked when it was mapped.
+    #[cfg(all(feature = "std", not(loom)))]
+    #[inline]
+    pub(crate) fn of_geometry(
+        producer: &'m AtomicU32,
+        consumer: &'m AtomicU32,
+        entries: &'m [[AtomicU64; W]],
+    ) -> Self {
+        debug_assert!(entries.len().is_power_of_two());
+        Self {
+            producer,
+            consumer,
+            entries,
+        }
+    }
+
+    #[inline]
     fn entry(&self, index: u32) -> &'m [AtomicU64; W] {
         &self.entries[index as usize & (self.entries.len() - 1)]
     }
 
     /// Entries the ring holds.
+    #[inline]
     pub fn capacity(&self) -> u32 {
         self.entries.len() as u32
     }
 
     /// The producer index as published: where a new owner of the producing side goes on.
+    #[inline]
     pub fn published(&self) -> u32 {
         self.producer.load(Ordering::Acquire)
     }
 
     /// The consumer index as published: where a new owner of the consuming side goes on.
+    #[inline]
     pub fn consumed(&self) -> u32 {
         self.consumer.load(Ordering::Acquire)
     }
 
     /// The entry at a free-running index, as it stands now.
+    #[inline]
     pub fn peek(&self, index: u32) -> [u64; W] {
         let entry = self.entry(index);
         core::array::from_fn(|i| entry[i].load(Ordering::Relaxed))
@@ -82,11 +103,13 @@ impl ProducerCursor {
     }
 
     /// The index the next entry gets.
+    #[inline]
     pub fn next(&self) -> u32 {
         self.next
     }
 
     /// Entries that may be pushed before the consumer moves, by the consumer's claim; 0 if the claim is absurd.
+    #[inline]
     pub fn free<const W: usize>(&self, ring: SharedRing<'_, W>) -> u32 {
         // SYNC(ring-consumer): what we overwrite was read before this index was stored.
         let used = self
@@ -96,6 +119,7 @@ impl ProducerCursor {
     }
 
     /// Writes an entry and moves our private index. The caller has made sure that there is room ([`Self::free`] or a token count).
+    #[inline]
     pub fn stage<const W: usize>(&mut self, ring: SharedRing<'_, W>, words: &[u64; W]) {
         let entry = ring.entry(self.next);
         for (word, value) in entry.iter().zip(words) {
@@ -105,6 +129,7 @@ impl ProducerCursor {
     }
 
     /// Makes every staged entry visible: one store, however many entries.
+    #[inline]
     pub fn publish<const W: usize>(&self, ring: SharedRing<'_, W>) {
         // SYNC(ring-producer)
         ring.producer.store(self.next, Ordering::Release);
@@ -124,11 +149,13 @@ impl ConsumerCursor {
     }
 
     /// The index of the next entry to read.
+    #[inline]
     pub fn next(&self) -> u32 {
         self.next
     }
 
     /// Entries that wait, by the producer's claim; an absurd claim is an error.
+    #[inline]
     pub fn available<const W: usize>(&self, ring: SharedRing<'_, W>) -> Result<u32, RingJump> {
         // SYNC(ring-producer)
         let claimed = ring.producer.load(Ordering::Acquire);
@@ -144,6 +171,7 @@ impl ConsumerCursor {
     }
 
     /// Copies the next entry and moves our private index.
+    #[inline]
     pub fn take<const W: usize>(&mut self, ring: SharedRing<'_, W>) -> [u64; W] {
         let words = ring.peek(self.next);
         self.next = self.next.wrapping_add(1);
@@ -151,6 +179,7 @@ impl ConsumerCursor {
     }
 
     /// Gives everything taken so far back to the producer.
+    #[inline]
     pub fn release<const W: usize>(&self, ring: SharedRing<'_, W>) {
         // SYNC(ring-consumer)
         ring.consumer.store(self.next, Ordering::Release);

@@ -7,8 +7,11 @@ use crate::port::PortGeometry;
 
 /// Words of a send slot: two cache lines.
 pub const SEND_SLOT_WORDS: usize = 16;
+/// Words of it before an inline payload.
+pub const SEND_HEADER_WORDS: usize = 6;
 /// Payload bytes that fit into a send slot itself.
 pub const INLINE_BYTES: usize = 80;
+const _: () = assert!(SEND_HEADER_WORDS * 8 + INLINE_BYTES == SEND_SLOT_WORDS * 8);
 /// Words of a receive slot.
 pub const RECEIVE_SLOT_WORDS: usize = 4;
 
@@ -195,6 +198,7 @@ pub struct Untrusted<const W: usize>([u64; W]);
 
 impl<const W: usize> Untrusted<W> {
     /// Reads each word once.
+    #[inline]
     pub fn read(slot: &[AtomicU64; W]) -> Self {
         Self(core::array::from_fn(|i| slot[i].load(Ordering::Relaxed)))
     }
@@ -221,6 +225,7 @@ impl TokenRef {
     }
 
     /// From one ring word; the slot is a claim.
+    #[inline]
     pub fn decode(word: u64) -> Self {
         Self {
             slot: word as u32,
@@ -230,8 +235,8 @@ impl TokenRef {
 }
 
 impl SendToken {
-    /// The header words (the first six) of a slot.
-    pub fn encode(&self) -> [u64; 6] {
+    /// The header words of a slot.
+    pub fn encode(&self) -> [u64; SEND_HEADER_WORDS] {
         [
             u64::from(self.generation) << 32
                 | u64::from(self.opcode as u8)
@@ -250,7 +255,7 @@ impl SendToken {
         for (word, value) in slot.iter().zip(self.encode()) {
             word.store(value, Ordering::Relaxed);
         }
-        for (word, bytes) in slot[6..].iter().zip(inline.chunks(8)) {
+        for (word, bytes) in slot[SEND_HEADER_WORDS..].iter().zip(inline.chunks(8)) {
             let mut padded = [0; 8];
             padded[..bytes.len()].copy_from_slice(bytes);
             word.store(u64::from_le_bytes(padded), Ordering::Relaxed);
@@ -259,7 +264,18 @@ impl SendToken {
 }
 
 impl Untrusted<SEND_SLOT_WORDS> {
+    /// Reads each word of the header once, and nothing of an inline payload, which is copied when it is sent.
+    #[inline]
+    pub fn read_header(slot: &[AtomicU64; SEND_SLOT_WORDS]) -> Self {
+        let mut words = [0; SEND_SLOT_WORDS];
+        for (copy, word) in words.iter_mut().zip(&slot[..SEND_HEADER_WORDS]) {
+            *copy = word.load(Ordering::Relaxed);
+        }
+        Self(words)
+    }
+
     /// The token, if it makes sense for a port of this geometry.
+    #[inline]
     pub fn check(
         &self,
         expected: TokenRef,
@@ -341,6 +357,7 @@ impl ReceiveToken {
 
 impl Untrusted<RECEIVE_SLOT_WORDS> {
     /// The token, if it makes sense for a port of this geometry.
+    #[inline]
     pub fn check(
         &self,
         expected: TokenRef,

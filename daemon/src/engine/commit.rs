@@ -19,13 +19,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use portolan_abi::event::{Certainty, Event, EventKind, Outcome, reason};
 use portolan_abi::ledger::{Ledger, SendRecord, pair, unpair};
-use portolan_abi::token::{FLAG_ACK_IMMEDIATE, FLAG_ACK_LAZY, FLAG_INLINE, SendToken};
+use portolan_abi::token::{FLAG_ACK_IMMEDIATE, FLAG_ACK_LAZY, SendToken};
 use portolan_transport::host::{Delivery, SendRequest, SendStatus};
 use portolan_transport::ident::RecordId;
 use portolan_transport::policy::AckMode;
 
 use super::commit_point::{Point, crash_point, store};
-use super::ports::Port;
+use super::ports::{Port, Sending};
 
 /// Flag in [`SendRecord::stream`], bits 40–47: no stream knows of it; the status is in bits 48–63.
 const LOCAL: u64 = 1 << 40;
@@ -117,6 +117,7 @@ pub(super) fn ack_mode(token: &SendToken) -> AckMode {
 }
 
 /// The transport's status as the application sees it.
+#[inline]
 pub(super) fn outcome(status: SendStatus) -> Outcome {
     let (certainty, reason) = match status {
         SendStatus::Delivered => (Certainty::Delivered, 0),
@@ -138,11 +139,13 @@ pub(super) const DONE: Outcome = Outcome {
     reason: 0,
 };
 
-/// **Accept a send.** The caller has read the slot once, checked the copy (`token`) and taken the entry from the send ring.
+/// **Accept a send.** The caller has read the slot once, checked the copy, taken the entry from the send ring, and noted what it holds
+/// (`sending`).
+#[inline]
 pub(super) fn accept(
     ledger: Ledger<'_>,
     port: &Port,
-    token: &SendToken,
+    sending: &Sending,
     send: &SendRequest,
     record: RecordId,
     epoch: u32,
@@ -151,11 +154,7 @@ pub(super) fn accept(
     let Some(fact) = ledger.sends(port.number()).get(send.id.slot as usize) else {
         return;
     };
-    let inline = if token.flags & FLAG_INLINE != 0 {
-        INLINE
-    } else {
-        0
-    };
+    let inline = if sending.inline { INLINE } else { 0 };
     let ack = match send.ack {
         AckMode::Policy => 0,
         AckMode::Immediate => ACK_IMMEDIATE,
@@ -169,7 +168,7 @@ pub(super) fn accept(
             | u64::from(send.stream.remote.0) << 16
             | u64::from(send.len) << 32,
     );
-    store(Point::AcceptCopy, &fact.arena_offset, token.arena_offset);
+    store(Point::AcceptCopy, &fact.arena_offset, sending.arena_offset);
     store(Point::AcceptCopy, &fact.message_tag, send.tag);
     store(Point::AcceptCopy, &fact.deadline, send.deadline);
     store(
@@ -220,6 +219,7 @@ pub(super) fn accept_local(
 }
 
 /// **Complete a send**, or a command.
+#[inline]
 pub(super) fn complete(
     ledger: Ledger<'_>,
     port: &mut Port,

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use portolan_abi::event::Outcome;
 use portolan_abi::ledger::working_token;
 use portolan_abi::port::CloseReason;
-use portolan_abi::token::{AnswerToken, SendToken};
+use portolan_abi::token::{AnswerToken, Opcode, SendToken};
 use portolan_transport::host::{
     Delivery, Host, MemoryFault, NoBuffer, Offer, SendRequest, SendStatus, TableFull, Verdict,
 };
@@ -29,8 +29,6 @@ pub struct EngineHost {
     pub ports: PortTable,
     /// The ledger's tables.
     pub facts: Facts,
-    /// The token being submitted: read once, so that what is accepted is what was checked.
-    submitting: Option<SendToken>,
     /// Messages the applications were asked about.
     pub offers: u64,
     /// The token the last engine died of.
@@ -62,7 +60,6 @@ impl EngineHost {
             ports: PortTable::default(),
             suspect: Suspect::default(),
             facts,
-            submitting: None,
             offers: 0,
             default_timeout: default_timeout_ms.saturating_mul(1_000_000),
         }
@@ -114,48 +111,70 @@ impl EngineHost {
 
     /// Takes the next entry of a port's send ring, which is not empty. `None`: the port has failed. Until [`Self::finish_token`], the
     /// ledger names the token as being worked on.
-    pub(super) fn take_order(&mut self, port: u16, now: Nanos) -> Option<Order> {
+    #[inline]
+    pub(super) fn take_token(&mut self, port: u16) -> Option<Taken> {
         let ledger = self.facts.ledger();
-        let (slot, token) = match self.ports.get_mut(port)?.take_send(ledger)? {
-            Taken::Token(slot, token) => (slot, token),
+        let taken = self.ports.get_mut(port)?.take_send(ledger)?;
+        let (slot, generation) = match &taken {
+            Taken::Token(slot, token) => (*slot, token.generation),
+            Taken::Refused(slot, generation) => (*slot, *generation),
+        };
+        self.note_working(port, slot, generation)?;
+        Some(taken)
+    }
+
+    /// The send that a token asks for.
+    #[inline]
+    pub(super) fn request(
+        &self,
+        port: u16,
+        slot: u32,
+        token: &SendToken,
+        now: Nanos,
+    ) -> SendRequest {
+        SendRequest {
+            id: send_id(port, slot, token.generation),
+            stream: stream_key(port, token),
+            len: token.len,
+            tag: token.tag,
+            deadline: now.saturating_add(match token.timeout_us {
+                0 => self.default_timeout,
+                us => u64::from(us) * 1_000,
+            }),
+            ack: commit::ack_mode(token),
+        }
+    }
+
+    /// What a token asks for, whatever it is.
+    pub(super) fn order(&self, port: u16, taken: &Taken, now: Nanos) -> Order {
+        let (slot, token) = match taken {
+            Taken::Token(slot, token) => (*slot, token),
             Taken::Refused(slot, generation) => {
-                self.note_working(port, slot, generation)?;
-                return Some(Order::Refuse(send_id(port, slot, generation)));
+                return Order::Refuse(send_id(port, *slot, *generation));
             }
         };
-        self.note_working(port, slot, token.generation)?;
         let id = send_id(port, slot, token.generation);
-        let stream = StreamKey {
-            local: PortId(port),
-            node: NodeId(token.node),
-            remote: PortId(token.port),
-            priority: priority(token.priority),
-        };
-        self.submitting = Some(token);
-        Some(match token.opcode {
-            portolan_abi::token::Opcode::Send => Order::Send(SendRequest {
-                id,
-                stream,
-                len: token.len,
-                tag: token.tag,
-                deadline: now.saturating_add(match token.timeout_us {
-                    0 => self.default_timeout,
-                    us => u64::from(us) * 1_000,
-                }),
-                ack: commit::ack_mode(&token),
-            }),
-            portolan_abi::token::Opcode::ResumeSending => Order::Resume(id, stream),
-            portolan_abi::token::Opcode::DropSends => Order::Drop(id, stream),
-            portolan_abi::token::Opcode::Cancel => {
+        match token.opcode {
+            Opcode::Send => Order::Send(self.request(port, slot, token, now)),
+            Opcode::ResumeSending => Order::Resume(id, stream_key(port, token)),
+            Opcode::DropSends => Order::Drop(id, stream_key(port, token)),
+            Opcode::Cancel => {
                 let (slot, generation) =
                     (token.arena_offset as u32, (token.arena_offset >> 32) as u32);
                 Order::Cancel(id, self.send_under_way(port, slot, generation))
             }
-            portolan_abi::token::Opcode::Answer => match AnswerToken::of(&token) {
+            Opcode::Answer => match AnswerToken::of(token) {
                 Some(answer) => Order::Answer(id, answer),
                 None => Order::Refuse(id),
             },
-        })
+        }
+    }
+
+    /// Takes a token and says what it asks for.
+    #[cfg(test)]
+    pub(super) fn take_order(&mut self, port: u16, now: Nanos) -> Option<Order> {
+        let taken = self.take_token(port)?;
+        Some(self.order(port, &taken, now))
     }
 
     /// A send of the port and its stream, from the ledger's copy: the application only names it.
@@ -191,8 +210,8 @@ impl EngineHost {
     }
 
     /// The token taken last is done with.
+    #[inline]
     pub(super) fn finish_token(&mut self) {
-        self.submitting = None;
         if cfg!(feature = "volatile") {
             return;
         }
@@ -228,6 +247,7 @@ impl EngineHost {
     }
 }
 
+#[inline]
 pub(super) fn send_id(port: u16, slot: u32, generation: u32) -> SendId {
     SendId {
         port: PortId(port),
@@ -236,6 +256,18 @@ pub(super) fn send_id(port: u16, slot: u32, generation: u32) -> SendId {
     }
 }
 
+/// The stream that a token of this port names.
+#[inline]
+fn stream_key(port: u16, token: &SendToken) -> StreamKey {
+    StreamKey {
+        local: PortId(port),
+        node: NodeId(token.node),
+        remote: PortId(token.port),
+        priority: priority(token.priority),
+    }
+}
+
+#[inline]
 pub(super) fn priority(code: u8) -> Priority {
     if code == 0 {
         Priority::Low
@@ -245,17 +277,19 @@ pub(super) fn priority(code: u8) -> Priority {
 }
 
 impl Host for EngineHost {
+    #[inline]
     fn accept(&mut self, send: &SendRequest, record: RecordId, epoch: u32, number: u32) {
         let ledger = self.facts.ledger();
-        let Some(port) = self.ports.get_mut(send.id.port.0) else {
+        let Some(port) = self.ports.get(send.id.port.0) else {
             return;
         };
-        // The transport accepts inside `submit`, so the token is at hand.
-        if let Some(token) = &self.submitting {
-            commit::accept(ledger, port, token, send, record, epoch, number);
+        // Noted when the token was taken: read once, so that what is accepted is what was checked.
+        if let Some(sending) = port.sending(send.id.slot, send.id.generation) {
+            commit::accept(ledger, port, sending, send, record, epoch, number);
         }
     }
 
+    #[inline]
     fn read_payload(
         &mut self,
         send: SendId,
@@ -269,6 +303,7 @@ impl Host for EngineHost {
         Ok(crc32c(to))
     }
 
+    #[inline]
     fn complete(&mut self, send: SendId, status: SendStatus) {
         let ledger = self.facts.ledger();
         let Some(port) = self.ports.get_mut(send.port.0) else {

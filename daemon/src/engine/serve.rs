@@ -1,9 +1,10 @@
 //! What ports and supervisor ask of a running engine.
 
 use portolan_abi::port::CloseReason;
+use portolan_abi::token::Opcode;
 use portolan_transport::Endpoint;
 use portolan_transport::endpoint::{Misfit, PeerState};
-use portolan_transport::host::SendStatus;
+use portolan_transport::host::{SendRequest, SendStatus};
 use portolan_transport::ident::{Nanos, NodeId, PortId};
 
 use crate::engine_link::{FromEngine, PeerReport, Route, ToEngine};
@@ -14,7 +15,7 @@ use super::commit;
 use super::control::{Incoming, Link};
 use super::counters::EngineCounters;
 use super::host::{EngineHost, Order};
-use super::ports::Port;
+use super::ports::{Port, Taken};
 use super::routes::Change;
 
 /// Loops between two looks at the applications' alarms.
@@ -32,7 +33,21 @@ pub(super) fn hang() -> ! {
 }
 
 /// Takes a bounded number of tokens from a port and does what they ask; true if there were any.
+#[inline]
 pub(super) fn serve_port(
+    now: Nanos,
+    number: u16,
+    host: &mut EngineHost,
+    endpoint: &mut Endpoint,
+    counters: &mut EngineCounters,
+) -> bool {
+    // Most looks at a port find nothing.
+    let wants = |port: &Port| port.has_work() || port.questions.turned_some_away();
+    host.ports.get(number).is_some_and(wants) && serve_tokens(now, number, host, endpoint, counters)
+}
+
+#[inline(never)]
+fn serve_tokens(
     now: Nanos,
     number: u16,
     host: &mut EngineHost,
@@ -57,14 +72,39 @@ pub(super) fn serve_port(
     };
     for _ in 0..waiting {
         any = true;
-        let Some(order) = host.take_order(number, now) else {
+        let Some(taken) = host.take_token(number) else {
             break;
         };
         counters.send_tokens += 1;
-        carry_out(now, order, host, endpoint, counters);
+        match taken {
+            // Nearly all are; they need not be told from other orders again.
+            Taken::Token(slot, token) if token.opcode == Opcode::Send => {
+                let send = host.request(number, slot, &token, now);
+                submit(now, &send, host, endpoint, counters);
+            }
+            taken => {
+                let order = host.order(number, &taken, now);
+                carry_out(now, order, host, endpoint, counters);
+            }
+        }
         host.finish_token();
     }
     any
+}
+
+#[inline]
+fn submit(
+    now: Nanos,
+    send: &SendRequest,
+    host: &mut EngineHost,
+    endpoint: &mut Endpoint,
+    counters: &mut EngineCounters,
+) {
+    if let Err(reason) = endpoint.submit(now, send, host) {
+        counters.send_tokens_refused += 1;
+        let end = commit::outcome(SendStatus::NotDelivered(reason));
+        host.finish_locally(send.id, end);
+    }
 }
 
 /// There was no room to ask about every message that came; as soon as there is, those that wait are offered again.
@@ -78,6 +118,8 @@ fn ask_those_turned_away(now: Nanos, port: &mut Port, endpoint: &mut Endpoint) {
     }
 }
 
+// Not inlined, so that the loop over sends stays small.
+#[inline(never)]
 fn carry_out(
     now: Nanos,
     order: Order,
@@ -86,13 +128,7 @@ fn carry_out(
     counters: &mut EngineCounters,
 ) {
     match order {
-        Order::Send(send) => {
-            if let Err(reason) = endpoint.submit(now, &send, host) {
-                counters.send_tokens_refused += 1;
-                let end = commit::outcome(SendStatus::NotDelivered(reason));
-                host.finish_locally(send.id, end);
-            }
-        }
+        Order::Send(send) => submit(now, &send, host, endpoint, counters),
         Order::Resume(id, stream) => {
             endpoint.resume_sending(now, stream);
             host.finish_locally(id, commit::DONE);

@@ -21,10 +21,10 @@ use super::send_stream::{Message, MessageState};
 use super::timers::Owner;
 use super::{NACK_CORRUPT, NACK_GAP, NACK_NO_BUFFER};
 use crate::host::{Host, Reason, SendStatus};
-use crate::ident::{Nanos, serial_lt};
+use crate::ident::{Nanos, Priority, serial_lt};
 use crate::policy::{AckRule, Recovery};
-use crate::wire::Chunk;
 use crate::wire::chunk::{MAX_RANGES, Range};
+use crate::wire::{Chunk, StreamRef};
 
 /// A reason from the wire.
 fn drop_reason(reason: u8) -> Reason {
@@ -37,6 +37,17 @@ fn drop_reason(reason: u8) -> Reason {
 }
 
 impl Endpoint {
+    /// Whether an answer of this peer names the stream that was sent on last, as most do. A stream that was sent on is of a port of ours
+    /// and of the peer that owns the other port.
+    fn answers_last(&self, peer: u32, name: &StreamRef) -> bool {
+        self.send.get(self.last_sent).is_some_and(|stream| {
+            let key = &stream.key;
+            let named = (name.sender_port, name.receiver_port, name.priority != 0);
+            stream.peer == peer
+                && named == (key.local.0, key.remote.0, key.priority == Priority::High)
+        })
+    }
+
     pub(super) fn on_answer<H: Host>(
         &mut self,
         now: Nanos,
@@ -59,11 +70,16 @@ impl Endpoint {
             self.counters.protocol_violations += 1;
             return;
         };
-        let Some(key) = self.key_of(peer, stream, true) else {
-            self.counters.stale_epochs += 1;
-            return;
+        let slot = match self.answers_last(peer, stream) {
+            true => Some(self.last_sent),
+            false => match self.key_of(peer, stream, true) {
+                Some(key) => self.send_index.get(&key).copied(),
+                None => {
+                    self.counters.stale_epochs += 1;
+                    return;
+                }
+            },
         };
-        let slot = self.send_index.get(&key).copied();
         let entry = slot.and_then(|slot| Some((slot, self.send.get(slot)?)));
         let ended = entry.is_none_or(|(_, entry)| serial_lt(stream.epoch, entry.epoch));
         let Some((slot, _)) = entry.filter(|(_, e)| e.epoch == stream.epoch && e.peer == peer)

@@ -135,6 +135,11 @@ impl Endpoint {
         {
             return;
         }
+        if stream.cursor == stream.base {
+            // It speaks of nothing that is under way.
+            (stream.newest, stream.reorder_at) = (None, Nanos::MAX);
+            return self.rearm(now, slot);
+        }
         let (news, forgotten) = stream.learn_received(base, received, horizon);
         let found = stream.find_lost(now, entry.reorder_window());
         self.counters.losses_found += found;

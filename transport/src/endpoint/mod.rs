@@ -251,6 +251,10 @@ pub struct Endpoint {
     grants: Grants,
     shares: Shares,
     timers: Timers,
+    /// The sending stream that the last send was of: sends of one stream come by the dozen.
+    last_sent: u32,
+    /// The payloads of the frame being written; kept for its memory.
+    sources: Vec<turn::Source>,
     /// Peers with something to send, by priority.
     ready: [VecDeque<u32>; 2],
     /// Bytes of high priority until it is low's turn, negative.
@@ -289,6 +293,8 @@ impl Endpoint {
             grants: Grants::default(),
             shares: Shares::default(),
             timers: Timers::default(),
+            last_sent: slab::NONE,
+            sources: Vec::with_capacity(wire::MAX_CHUNKS),
             ready: [VecDeque::new(), VecDeque::new()],
             low_due: transmit::LOW_DUE_AT_FIRST,
             resets: Resets::new(now),

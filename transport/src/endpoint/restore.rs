@@ -37,6 +37,13 @@ pub(super) struct Orphans {
     sends: Vec<SendId>,
 }
 
+impl Orphans {
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.sending.len() + self.receiving.len() + self.sends.len()
+    }
+}
+
 impl Endpoint {
     /// An endpoint that goes on where a predecessor died. `set_node` and `port_opened` come next, as for [`Endpoint::new`]; every
     /// peer the ledger knows is greeted at once. Facts that contradict each other cost their own stream, nothing else.

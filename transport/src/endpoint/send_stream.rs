@@ -105,6 +105,13 @@ impl Message {
         }
     }
 
+    /// Its first chunk, or its NULL, goes out now.
+    #[inline]
+    pub(super) fn goes_out(&mut self, now: Nanos) {
+        (self.lost, self.asked) = (false, false);
+        (self.sent_at, self.bytes_at) = (now, now);
+    }
+
     /// The receiver has nothing of it, as far as we know.
     pub(super) fn restart(&mut self) {
         (self.long, self.granted, self.sent) = (false, 0, 0);
@@ -411,11 +418,8 @@ impl SendStream {
         }
     }
 
-    /// The first message to go out again that nothing holds back.
+    /// The first message to go out again that nothing holds back. Worth asking for while some may be `lost`.
     pub(super) fn first_lost(&mut self) -> Option<usize> {
-        if !self.lost {
-            return None;
-        }
         let before = self.cursor.wrapping_sub(self.base) as usize;
         let mut messages = self.queue.iter().take(before).enumerate();
         let Some(first) = messages.find(|(_, m)| m.lost) else {

@@ -12,10 +12,22 @@
 
 use super::Endpoint;
 use super::PeerState;
+use super::counters::Counters;
 use super::send_stream::{Message, MessageState, pauses};
 use super::slab::NONE;
 use crate::host::{Host, Reason, SendStatus};
 use crate::ident::{Nanos, NodeId, SendId};
+
+/// Tells the host how a send ended, and counts.
+#[inline]
+fn tell<H: Host>(counters: &mut Counters, host: &mut H, id: SendId, status: SendStatus) {
+    match status {
+        SendStatus::Delivered => counters.sends_delivered += 1,
+        SendStatus::NotDelivered(_) => counters.sends_failed += 1,
+        SendStatus::MaybeDelivered(_) => counters.sends_maybe += 1,
+    }
+    host.complete(id, status);
+}
 
 impl Endpoint {
     /// Tells the host and counts.
@@ -25,15 +37,9 @@ impl Endpoint {
         id: Option<SendId>,
         status: Option<SendStatus>,
     ) {
-        let (Some(id), Some(status)) = (id, status) else {
-            return;
-        };
-        match status {
-            SendStatus::Delivered => self.counters.sends_delivered += 1,
-            SendStatus::NotDelivered(_) => self.counters.sends_failed += 1,
-            SendStatus::MaybeDelivered(_) => self.counters.sends_maybe += 1,
+        if let (Some(id), Some(status)) = (id, status) {
+            tell(&mut self.counters, host, id, status);
         }
-        host.complete(id, status);
     }
 
     /// The receiver committed everything before `base` (base ≤ high).
@@ -48,21 +54,13 @@ impl Endpoint {
             return;
         };
         let count = base.wrapping_sub(stream.base) as usize;
-        for index in 0..count {
-            let Some(message) = self.send.get_mut(slot).and_then(|s| s.queue.get_mut(index)) else {
-                break;
-            };
-            let status = match message.state {
-                // An acknowledgement crosses no NULL that we have not confirmed, so a number given up was delivered before.
-                MessageState::Live | MessageState::Null(_) => SendStatus::Delivered,
-                MessageState::Hole | MessageState::Done => {
-                    message.state = MessageState::Done;
-                    continue;
-                }
-            };
-            message.state = MessageState::Done;
-            let id = message.request.id;
-            self.finish(host, Some(id), Some(status));
+        for message in stream.queue.iter_mut().take(count) {
+            let state = core::mem::replace(&mut message.state, MessageState::Done);
+            // An acknowledgement crosses no NULL that we have not confirmed, so a number given up was delivered before.
+            if let MessageState::Live | MessageState::Null(_) = state {
+                let id = message.request.id;
+                tell(&mut self.counters, host, id, SendStatus::Delivered);
+            }
         }
         self.settled(now, slot);
     }

@@ -27,24 +27,10 @@ impl Endpoint {
         send: &SendRequest,
         host: &mut H,
     ) -> Result<(), Reason> {
-        let key = send.stream;
-        if !self.nodes.contains_key(&key.node) || key.remote.0 >= PORTS || !self.owns(key.local) {
-            return Err(Reason::NoRoute);
-        }
-        let known = self.send_index.get(&key).copied();
-        if self.is_incompatible(now, key.node, known) {
-            return Err(Reason::Incompatible);
-        }
-        let slot = match known {
+        let slot = match self.goes_on(&send.stream) {
             Some(slot) => slot,
-            None => self.open_stream(now, key, host)?,
+            None => self.find_stream(now, send.stream, host)?,
         };
-        let Some(stream) = self.send.get_mut(slot) else {
-            return Err(Reason::NoResources);
-        };
-        if stream.closing || (stream.reopen && stream.queue.is_empty()) {
-            self.reopen(slot, host);
-        }
         let Some(stream) = self.send.get_mut(slot) else {
             return Err(Reason::NoResources);
         };
@@ -57,11 +43,59 @@ impl Endpoint {
         }
         host.accept(send, record, stream.epoch, stream.next());
         stream.queue.push_back(Message::new(*send));
-        stream.deadline = stream.deadline.min(send.deadline);
         self.counters.sends_accepted += 1;
-        self.timers.arm(Owner::Send(slot), send.deadline);
-        self.activate(now, slot);
+        // The stream's timer is armed for its earliest deadline, or earlier.
+        if send.deadline < stream.deadline {
+            stream.deadline = send.deadline;
+            self.timers.arm(Owner::Send(slot), send.deadline);
+        }
+        // Nothing to tell those who wait for their turn already.
+        let (queued, class) = (
+            stream.in_active && !stream.nulls,
+            stream.key.priority as usize,
+        );
+        let entry = self.peers.get(stream.peer).filter(|_| queued);
+        if !entry.is_some_and(|entry| entry.is_up() && entry.ready[class]) {
+            self.activate(now, slot);
+        }
         Ok(())
+    }
+
+    /// The stream of the last send, if this is another one of it and its peer is up: so its node is known, its port is ours, and its
+    /// peer fits. One that may have to be reopened is looked at more closely.
+    #[inline]
+    fn goes_on(&self, key: &StreamKey) -> Option<u32> {
+        let stream = self.send.get(self.last_sent)?;
+        let same = stream.key == *key && !stream.closing && !stream.reopen;
+        let up = same && self.peers.get(stream.peer).is_some_and(|e| e.is_up());
+        up.then_some(self.last_sent)
+    }
+
+    /// The stream that a send is of, opened if need be. `Err`: why there is none.
+    fn find_stream<H: Host>(
+        &mut self,
+        now: Nanos,
+        key: StreamKey,
+        host: &mut H,
+    ) -> Result<u32, Reason> {
+        if !self.nodes.contains_key(&key.node) || key.remote.0 >= PORTS || !self.owns(key.local) {
+            return Err(Reason::NoRoute);
+        }
+        let known = self.send_index.get(&key).copied();
+        if self.is_incompatible(now, key.node, known) {
+            return Err(Reason::Incompatible);
+        }
+        let slot = match known {
+            Some(slot) => slot,
+            None => self.open_stream(now, key, host)?,
+        };
+        if let Some(stream) = self.send.get_mut(slot)
+            && (stream.closing || (stream.reopen && stream.queue.is_empty()))
+        {
+            self.reopen(slot, host);
+        }
+        self.last_sent = slot;
+        Ok(slot)
     }
 
     /// Whether the peer of a stream said that it does not fit, a moment ago. For a stream whose peer is not known yet, the engine that

@@ -19,6 +19,7 @@ use super::control::{push, receiver_chunks, sender_chunks};
 use super::credit::BUFFER_BYTES;
 use super::hello::{WIRE_MAX, WIRE_MIN, truncate};
 use super::round_trip::stamp;
+use super::slab::NONE;
 use super::timers::Owner;
 use super::turn::{Plan, StreamWriter, Turn};
 use super::{Config, Endpoint, Transmit};
@@ -36,15 +37,28 @@ pub(super) const LOW_DUE_AT_FIRST: i64 = -HIGH_PER_LOW * 1_500;
 const LOW_AHEAD_MAX: i64 = HIGH_PER_LOW * 9_000;
 impl Endpoint {
     /// Writes the next frame into `to` (as long as the longest frame) and says where it goes; `None` if nothing may be sent now.
+    #[inline]
     pub fn poll_transmit<H: Host>(
         &mut self,
         now: Nanos,
         to: &mut [u8],
         host: &mut H,
     ) -> Option<Transmit> {
-        self.act_on_cancels(now, host);
-        if let Some(transmit) = self.write_reset(now, to) {
-            return Some(transmit);
+        // Most polls find nothing.
+        let ready = self.ready[0].len() | self.ready[1].len();
+        if ready == 0 && !self.has_errands() {
+            return None;
+        }
+        self.next_frame(now, to, host)
+    }
+
+    #[inline(never)]
+    fn next_frame<H: Host>(&mut self, now: Nanos, to: &mut [u8], host: &mut H) -> Option<Transmit> {
+        if self.has_errands() {
+            self.act_on_cancels(now, host);
+            if let Some(transmit) = self.write_reset(now, to) {
+                return Some(transmit);
+            }
         }
         // Each peer once: one whose work fits no frame must not keep us here.
         for _ in 0..self.ready[0].len() + self.ready[1].len() {
@@ -65,6 +79,12 @@ impl Endpoint {
             }
         }
         None
+    }
+
+    /// Whether there is anything of what is rare and comes before frames: one test for all of it.
+    #[inline]
+    fn has_errands(&self) -> bool {
+        self.cancelled.len() | self.orphans.len() | self.resets.queue.len() != 0
     }
 
     /// A RESET goes alone, to somebody who may not even be a peer.
@@ -117,15 +137,21 @@ impl Endpoint {
             return None;
         }
         let space = to.len().min(usize::from(entry.max_frame));
+        let greets = entry.hello_due || entry.hello_ack_due;
+        let due = up && entry.credit.due;
+        let active = [&entry.active[0], &entry.active[1]].map(|queue| !queue.is_empty());
         let mut w = FrameWriter::new(to.get_mut(..space)?);
-        let mut plan = Plan::default();
-        let mut full = self.handshake(now, slot, &mut w, &mut plan);
+        let mut plan = Plan::over(core::mem::take(&mut self.sources));
+        let mut full = greets && self.handshake(now, slot, &mut w, &mut plan);
         let mut only_low = false;
         if up && !full {
             full = self.answers(slot, &mut w, &mut plan);
             for class in [class, 1 - class] {
+                if full || !active[class] {
+                    continue;
+                }
                 let before = w.chunks();
-                full = full || self.messages(now, slot, class, space, &mut w, &mut plan);
+                full = self.messages(now, slot, class, space, &mut w, &mut plan);
                 if w.chunks() > before {
                     only_low = class == 0 && (only_low || before == 0);
                 }
@@ -134,11 +160,13 @@ impl Endpoint {
         if full {
             self.mark_leftovers(slot);
         }
-        let due = up && self.peers.get(slot).is_some_and(|entry| entry.credit.due);
-        if w.is_empty() && !due {
-            return None;
-        }
-        self.finish_frame(now, slot, w, &plan, only_low, host)
+        let transmit = if w.is_empty() && !due {
+            None
+        } else {
+            self.finish_frame(now, slot, w, &plan, only_low, host)
+        };
+        self.sources = plan.sources;
+        transmit
     }
 
     /// A frame was full: the peer goes to the end of the queues it has work for.
@@ -170,9 +198,6 @@ impl Endpoint {
         let Some(entry) = self.peers.get_mut(slot) else {
             return true;
         };
-        if !entry.hello_ack_due && !entry.hello_due {
-            return false;
-        }
         let mut hello = Hello {
             incarnation: self.config.incarnation,
             echo: entry.echo,
@@ -259,71 +284,74 @@ impl Endpoint {
         w: &mut FrameWriter<'_>,
         plan: &mut Plan,
     ) -> bool {
+        let Some(entry) = self.peers.get_mut(slot) else {
+            return true;
+        };
+        let policy = &self.config.policy;
+        // What the peer allows is the same for the whole frame, which is charged when it is finished.
+        let mut writer = StreamWriter {
+            now,
+            sender: NONE,
+            space,
+            window: policy.window_messages.min(entry.remote_window),
+            credit: entry.may_fill(policy) as usize * BUFFER_BYTES,
+            asks_first: entry.asks_first(),
+            crowded: entry.crowded,
+            w,
+            plan,
+            counters: &mut self.counters,
+        };
+        let active = &mut entry.active[class];
         let mut blocked = 0;
-        loop {
-            let Some(entry) = self.peers.get_mut(slot) else {
-                return true;
-            };
-            let Some(&sender) = entry.active[class]
-                .front()
-                .filter(|_| blocked < entry.active[class].len())
-            else {
-                return false;
-            };
-            let Some(stream) = self
-                .send
-                .get_mut(sender)
-                .filter(|stream| stream.peer == slot)
-            else {
-                entry.active[class].pop_front();
+        while blocked < active.len()
+            && let Some(&sender) = active.front()
+        {
+            let Some(stream) = self.send.get_mut(sender).filter(|s| s.peer == slot) else {
+                active.pop_front();
                 continue;
             };
-            let mut writer = StreamWriter {
-                now,
-                sender,
-                space,
-                window: self.config.policy.window_messages.min(entry.remote_window),
-                credit: entry.may_fill(&self.config.policy) as usize * BUFFER_BYTES,
-                asks_first: entry.asks_first(),
-                crowded: entry.crowded,
-                w,
-                plan,
-                counters: &mut self.counters,
+            writer.sender = sender;
+            // With nobody to take turns with, a stream goes on until it is done.
+            let (sent, turn) = if active.len() == 1 && policy.coalesce {
+                writer.turns(stream)
+            } else {
+                match writer.turn(stream) {
+                    Turn::Sent => (true, Turn::Sent),
+                    turn => (false, turn),
+                }
             };
-            let turn = writer.turn(stream);
             // A timer that sends data again must not do so while a long grant is still leaving: it runs from the newest byte.
-            let restarts =
-                matches!(turn, Turn::Sent) && self.config.policy.on_timeout == OnTimeout::Resend;
-            let starts = matches!(turn, Turn::Sent | Turn::NoCredit) && stream.timer == Nanos::MAX;
+            let restarts = sent && policy.on_timeout == OnTimeout::Resend;
+            let starts = (sent || matches!(turn, Turn::NoCredit)) && stream.timer == Nanos::MAX;
             if starts || restarts {
-                stream.timer =
-                    now.saturating_add(entry.rtt.rto(&self.config.policy, stream.backoff));
+                stream.timer = now.saturating_add(entry.rtt.rto(policy, stream.backoff));
                 self.timers.arm(Owner::Send(sender), stream.timer);
+            }
+            if sent {
+                blocked = 0;
+                stream.starved = false;
             }
             match turn {
                 Turn::Sent => {
-                    blocked = 0;
-                    stream.starved = false;
-                    if entry.active[class].len() > 1 {
-                        entry.active[class].rotate_left(1);
-                    }
-                    if !self.config.policy.coalesce {
+                    active.rotate_left(1);
+                    if !policy.coalesce {
                         return true; // a frame of its own
                     }
                 }
                 Turn::Full => return true,
                 Turn::NoCredit => {
                     blocked += 1;
-                    self.counters.credit_stalls += u64::from(!stream.starved);
+                    writer.counters.credit_stalls += u64::from(!stream.starved);
                     stream.starved = true;
-                    entry.active[class].rotate_left(1);
+                    active.rotate_left(1);
                 }
                 Turn::Nothing => {
                     stream.in_active = false;
-                    entry.active[class].pop_front();
+                    active.pop_front();
                 }
             }
         }
+        false
     }
 
     /// Reads the payloads, charges the credit, writes the frame header.
@@ -338,19 +366,17 @@ impl Endpoint {
     ) -> Option<Transmit> {
         let buffers = w.len().div_ceil(BUFFER_BYTES) as u32;
         let mut payloads = w.finish_headers();
-        for source in plan.sources.iter().take(plan.len).flatten() {
-            let to = payloads.payload_mut(source.chunk);
-            let crc = match host.read_payload(source.id, source.offset, to) {
-                Ok(crc) => crc,
-                Err(_) => {
-                    // The client's memory is gone. The rest of the frame must not suffer: this chunk goes out with a checksum
-                    // that cannot match, and the send is given up.
-                    to.fill(0);
-                    self.memory_fault(source.stream, source.number);
-                    !crc32c(to)
-                }
-            };
-            payloads.set_payload_crc(source.chunk, crc);
+        for source in &plan.sources {
+            payloads.fill(source.chunk, |to| {
+                host.read_payload(source.id, source.offset, to)
+                    .unwrap_or_else(|_| {
+                        // The client's memory is gone. The rest of the frame must not suffer: this chunk goes out with a checksum
+                        // that cannot match, and the send is given up.
+                        to.fill(0);
+                        self.memory_fault(source.stream, source.number);
+                        !crc32c(to)
+                    })
+            });
         }
         let mut header = frame_header(&self.config, now);
         header.crowded = self.is_crowded();

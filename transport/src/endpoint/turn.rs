@@ -12,13 +12,15 @@
 //! Invariants: a frame with EAGER, or RTS with payload, is charged `ceil(len / 3840)` credits and never exceeds them; DATA stays
 //! below `granted`; nothing new goes out while stalled, paused, holding or not ready.
 
+use alloc::vec::Vec;
+
 use super::control::push;
 use super::counters::Counters;
 use super::send_stream::{Message, MessageState, SendStream};
 use crate::ident::{Nanos, SendId};
 use crate::wire::chunk::Range;
 use crate::wire::frame::FRAME_HEADER_LEN;
-use crate::wire::{Chunk, FrameWriter, MAX_CHUNKS, Payload};
+use crate::wire::{Chunk, FrameWriter, Payload, eager_header_len};
 
 /// An EAGER's chunk header with START; what a whole frame leaves for one message.
 const EAGER_HEADER: usize = 40;
@@ -26,7 +28,7 @@ const EAGER_HEADER: usize = 40;
 const PIECE_MIN: usize = 512;
 
 /// Payload that a chunk of the frame still needs.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Source {
     pub chunk: usize,
     pub stream: u32,
@@ -38,8 +40,8 @@ pub(super) struct Source {
 /// The payloads of the frame being written.
 #[derive(Default)]
 pub(super) struct Plan {
-    pub sources: [Option<Source>; MAX_CHUNKS],
-    pub len: usize,
+    /// At most one per chunk.
+    pub sources: Vec<Source>,
     /// The frame carries unasked payload and is charged to the credit.
     pub charged: bool,
     /// Something in the frame wants an answer.
@@ -77,7 +79,19 @@ pub(super) struct StreamWriter<'a, 'w, 'f> {
 }
 
 impl StreamWriter<'_, '_, '_> {
+    /// As many turns as the stream can take. True if it took any; and how the last one ended, which is not [`Turn::Sent`].
+    pub(super) fn turns(&mut self, stream: &mut SendStream) -> (bool, Turn) {
+        let mut any = false;
+        loop {
+            match self.turn(stream) {
+                Turn::Sent => any = true,
+                turn => return (any, turn),
+            }
+        }
+    }
+
     /// One chunk of the stream: the next first chunk, else DATA.
+    #[inline(always)]
     pub(super) fn turn(&mut self, stream: &mut SendStream) -> Turn {
         if stream.reopen || stream.record.is_none() {
             return if stream.queue.is_empty() {
@@ -87,7 +101,9 @@ impl StreamWriter<'_, '_, '_> {
             };
         }
         let mut blocked = None;
-        if let Some(index) = stream.first_lost() {
+        if stream.lost
+            && let Some(index) = stream.first_lost()
+        {
             match self.again(stream, index) {
                 Turn::NoCredit => blocked = Some(Turn::NoCredit),
                 turn => return turn,
@@ -119,12 +135,14 @@ impl StreamWriter<'_, '_, '_> {
     }
 
     /// Payload bytes that fit behind `chunk`'s header, and bytes of the frame without them.
+    #[inline]
     fn room(&self, chunk: &Chunk<'_>) -> Option<(usize, usize)> {
         let room = self.w.room_for(chunk)?;
         Some((room, self.space.saturating_sub(room)))
     }
 
     /// A message that is lost, or its NULL.
+    #[inline(never)]
     fn again(&mut self, stream: &mut SendStream, index: usize) -> Turn {
         match stream.queue.get(index).map(|message| message.state) {
             None => Turn::Nothing,
@@ -150,46 +168,102 @@ impl StreamWriter<'_, '_, '_> {
         }
         if let Some(message) = stream.queue.get_mut(index) {
             message.null_due = false;
+            message.goes_out(self.now);
         }
         stream.not_ready = stream.not_ready.filter(|&from| from != number);
-        self.advance(stream, index);
+        self.advance(stream, number);
         Turn::Sent
     }
 
     /// EAGER, or RTS with as much as fits and the credit covers. A message that fits a frame and not the credit is asked for too.
+    #[inline(always)]
     fn first(&mut self, stream: &mut SendStream, index: usize) -> Turn {
         let Some(message) = stream.queue.get(index) else {
             return Turn::Nothing;
         };
-        let request = message.request;
-        let (name, start, number) = (stream.wire(), stream.start(), stream.number(index));
-        let (total, tag, ack) = (request.len, request.tag, request.ack);
-        let alone = FRAME_HEADER_LEN + EAGER_HEADER + total as usize;
+        let alone = FRAME_HEADER_LEN + EAGER_HEADER + message.request.len as usize;
         let whole =
             alone <= self.space && (alone <= self.credit || !self.asks_first || self.plan.charged);
-        let chunk = |len: u16| {
-            let payload = Payload { len, crc: 0 };
-            if whole {
-                Chunk::Eager {
-                    stream: name,
-                    start,
-                    number,
-                    tag,
-                    ack,
-                    payload,
-                }
-            } else {
-                Chunk::Rts {
-                    stream: name,
-                    start,
-                    number,
-                    tag,
-                    ack,
-                    total,
-                    payload,
-                }
-            }
+        if whole {
+            self.eager(stream, index, alone)
+        } else {
+            self.request(stream, index)
+        }
+    }
+
+    /// All of a message, which needs `alone` bytes in a frame of its own.
+    #[inline(always)]
+    fn eager(&mut self, stream: &mut SendStream, index: usize, alone: usize) -> Turn {
+        let (name, start, number) = (stream.wire(), stream.start(), stream.number(index));
+        let Some(message) = stream.queue.get_mut(index) else {
+            return Turn::Nothing;
         };
+        let (id, total) = (message.request.id, message.request.len);
+        let (tag, ack) = (message.request.tag, message.request.ack);
+        let used = match self.w.room_behind(eager_header_len(start)) {
+            Some(room) if total as usize <= room => self.space.saturating_sub(room),
+            _ => return Turn::Full,
+        };
+        if used + total as usize > self.credit {
+            // Too much for what else is in the frame, or too much.
+            return if self.plan.charged || alone <= self.credit {
+                Turn::Full
+            } else {
+                Turn::NoCredit
+            };
+        }
+        let payload = Payload {
+            len: total as u16,
+            crc: 0,
+        };
+        let pushed = match start {
+            None => self.w.push_eager(&name, number, tag, ack, payload),
+            start => self.w.push(&Chunk::Eager {
+                stream: name,
+                start,
+                number,
+                tag,
+                ack,
+                payload,
+            }),
+        };
+        let Ok(at) = pushed else {
+            return Turn::Full;
+        };
+        self.counters.chunks_sent += 1;
+        self.plan.charged = true;
+        self.plan
+            .add(at, self.sender, number, id, 0, total as usize);
+        message.long = false;
+        (message.sent, message.granted) = (total, total);
+        message.goes_out(self.now);
+        if number != stream.high {
+            self.counters.retransmits += 1;
+        }
+        self.advance(stream, number);
+        Turn::Sent
+    }
+
+    /// RTS with as much of the message as fits and the credit covers.
+    fn request(&mut self, stream: &mut SendStream, index: usize) -> Turn {
+        let (name, start, number) = (stream.wire(), stream.start(), stream.number(index));
+        let Some(message) = stream.queue.get_mut(index) else {
+            return Turn::Nothing;
+        };
+        let request = message.request;
+        let chunk = |len: usize| Chunk::Rts {
+            stream: name,
+            start,
+            number,
+            tag: request.tag,
+            ack: request.ack,
+            total: request.len,
+            payload: Payload {
+                len: len as u16,
+                crc: 0,
+            },
+        };
+        let total = request.len as usize;
         let Some((room, used)) = self.room(&chunk(0)) else {
             return Turn::Full;
         };
@@ -197,54 +271,35 @@ impl StreamWriter<'_, '_, '_> {
             true => 0,
             false => self.credit.saturating_sub(used),
         };
-        let len = if whole {
-            if total as usize > room {
-                return Turn::Full;
-            }
-            if used + total as usize > self.credit {
-                // Too much for what else is in the frame, or too much.
-                return if self.plan.charged || alone <= self.credit {
-                    Turn::Full
-                } else {
-                    Turn::NoCredit
-                };
-            }
-            total as usize
-        } else {
-            let too_short = paid > 0 && room < PIECE_MIN.min(total as usize);
-            if (too_short && !self.w.is_empty()) || (self.plan.charged && used > self.credit) {
-                return Turn::Full;
-            }
-            room.min(paid).min(total as usize)
-        };
-        let Ok(at) = push(self.w, self.counters, &chunk(len as u16)) else {
+        let too_short = paid > 0 && room < PIECE_MIN.min(total);
+        if (too_short && !self.w.is_empty()) || (self.plan.charged && used > self.credit) {
+            return Turn::Full;
+        }
+        let len = room.min(paid).min(total);
+        let Ok(at) = push(self.w, self.counters, &chunk(len)) else {
             return Turn::Full;
         };
-        self.plan.charged |= whole || len > 0;
+        self.plan.charged |= len > 0;
         self.plan.add(at, self.sender, number, request.id, 0, len);
-        if let Some(message) = stream.queue.get_mut(index) {
-            message.long = !whole;
-            (message.sent, message.granted) = (len as u32, len as u32);
-        }
+        message.long = true;
+        (message.sent, message.granted) = (len as u32, len as u32);
+        message.goes_out(self.now);
         if number != stream.high {
             self.counters.retransmits += 1;
         }
-        self.advance(stream, index);
+        self.advance(stream, number);
         Turn::Sent
     }
 
-    /// The first chunk of a message, or its NULL, goes out.
-    fn advance(&mut self, stream: &mut SendStream, index: usize) {
-        let number = stream.number(index);
-        if let Some(message) = stream.queue.get_mut(index) {
-            (message.lost, message.asked) = (false, false);
-            (message.sent_at, message.bytes_at) = (self.now, self.now);
-        }
+    /// The first chunk of message `number`, or its NULL, goes out.
+    #[inline]
+    fn advance(&mut self, stream: &mut SendStream, number: u32) {
+        let next = number.wrapping_add(1);
         if number == stream.high {
-            stream.high = number.wrapping_add(1);
+            stream.high = next;
         }
         if number == stream.cursor {
-            stream.cursor = number.wrapping_add(1);
+            stream.cursor = next;
         }
         self.plan.asks = true;
     }
@@ -336,18 +391,26 @@ impl StreamWriter<'_, '_, '_> {
 }
 
 impl Plan {
+    /// An empty plan in memory that another one left.
+    #[inline]
+    pub(super) fn over(mut sources: Vec<Source>) -> Self {
+        sources.clear();
+        Self {
+            sources,
+            ..Self::default()
+        }
+    }
+
+    #[inline]
     fn add(&mut self, chunk: usize, stream: u32, number: u32, id: SendId, offset: u32, len: usize) {
-        if len > 0
-            && let Some(source) = self.sources.get_mut(self.len)
-        {
-            *source = Some(Source {
+        if len > 0 {
+            self.sources.push(Source {
                 chunk,
                 stream,
                 number,
                 id,
                 offset,
             });
-            self.len += 1;
         }
     }
 }

@@ -6,12 +6,14 @@
 //! in `fields`.
 //!
 //! Short messages come by the dozen in a frame, and each header is read twice: so the plain EAGER, which all but the first of a stream are,
-//! is read at fixed places ([`plain_eager`]) before anybody asks [`decode`], and [`header_len`] knows without writing it how long the
-//! header of a message is. Tests hold both against the general way.
+//! is written and read at fixed places ([`write_plain_eager`], [`plain_eager`]) before anybody asks [`encode`] or [`decode`], and
+//! [`header_len`] knows without writing it how long the header of a message is. Tests hold both against the general way.
 
 use super::chunk::{Chunk, MAX_RANGES, Payload, StreamRef};
 use super::error::WireError;
-use super::fields::{Emit, FLAG_PAYLOAD, FLAG_START, Fields, ack_mode, priority};
+use super::fields::{
+    Emit, FLAG_PAYLOAD, FLAG_START, Fields, ack_flags, ack_mode, priority, priority_flag,
+};
 use crate::ident::PORTS;
 use crate::policy::AckMode;
 
@@ -50,20 +52,51 @@ mod kind {
 }
 
 /// An EAGER without START, as this version writes it.
-const PLAIN_EAGER_LEN: usize = PREFIX_LEN + 8 + 8 + 4 + 8;
+pub(super) const PLAIN_EAGER_LEN: usize = PREFIX_LEN + 8 + 8 + 4 + 8;
 
 // ---- writing ----
+
+/// How long an EAGER's header is.
+#[inline]
+pub(crate) fn eager_header_len(start: Option<u32>) -> usize {
+    match start {
+        None => PLAIN_EAGER_LEN,
+        Some(_) => PLAIN_EAGER_LEN + 4,
+    }
+}
 
 /// How long the header is that [`encode`] writes.
 #[inline]
 pub(super) fn header_len(chunk: &Chunk<'_>) -> usize {
-    let start_len = |start: &Option<u32>| if start.is_some() { 4 } else { 0 };
     match chunk {
-        Chunk::Eager { start, .. } => PLAIN_EAGER_LEN + start_len(start),
-        Chunk::Rts { start, .. } => PLAIN_EAGER_LEN + 4 + start_len(start),
+        Chunk::Eager { start, .. } => eager_header_len(*start),
+        Chunk::Rts { start, .. } => 4 + eager_header_len(*start),
         Chunk::Data { .. } => PREFIX_LEN + 8 + 8 + 4 + 4,
         other => encode(other, &mut [0; LONGEST]),
     }
+}
+
+/// [`encode`] for an EAGER without START.
+#[inline(always)]
+pub(super) fn write_plain_eager(
+    stream: &StreamRef,
+    number: u32,
+    tag: u64,
+    ack: AckMode,
+    payload: Payload,
+    h: &mut [u8; PLAIN_EAGER_LEN],
+) {
+    h[0] = kind::EAGER;
+    h[1] = FLAG_PAYLOAD | priority_flag(stream.priority) | ack_flags(ack);
+    h[2..4].copy_from_slice(&(PLAIN_EAGER_LEN as u16).to_be_bytes());
+    h[4..6].copy_from_slice(&payload.len.to_be_bytes());
+    h[6..8].copy_from_slice(&[0; 2]);
+    h[8..12].copy_from_slice(&payload.crc.to_be_bytes());
+    h[12..14].copy_from_slice(&stream.sender_port.to_be_bytes());
+    h[14..16].copy_from_slice(&stream.receiver_port.to_be_bytes());
+    h[16..20].copy_from_slice(&stream.epoch.to_be_bytes());
+    h[20..24].copy_from_slice(&number.to_be_bytes());
+    h[24..32].copy_from_slice(&tag.to_be_bytes());
 }
 
 /// Writes `chunk`'s header to the start of `to` and returns its length, a multiple of 4.
@@ -493,6 +526,11 @@ mod tests {
             let mut header = [0; LONGEST];
             let len = encode(&chunk, &mut header);
             prop_assert_eq!(header_len(&chunk), len);
+            if let Chunk::Eager { stream, start: None, number, tag, ack, payload } = &chunk {
+                let mut plain = [0xff; PLAIN_EAGER_LEN];
+                write_plain_eager(stream, *number, *tag, *ack, *payload, &mut plain);
+                prop_assert_eq!(&header[..len], &plain[..]);
+            }
             let area = &mut header[..(len + more).min(LONGEST)];
             for _ in 0..2 {
                 if let Some(short) = plain_eager(area) {

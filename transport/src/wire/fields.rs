@@ -17,6 +17,22 @@ const FLAG_ACK_LAZY: u8 = 16;
 
 // ---- writing ----
 
+/// The flag of a priority.
+#[inline]
+pub(super) fn priority_flag(priority: u8) -> u8 {
+    if priority == 0 { 0 } else { FLAG_HIGH }
+}
+
+/// The flags that say when a message's sender wants its acknowledgement.
+#[inline]
+pub(super) fn ack_flags(mode: AckMode) -> u8 {
+    match mode {
+        AckMode::Policy => 0,
+        AckMode::Immediate => FLAG_ACK_NOW,
+        AckMode::Lazy => FLAG_ACK_LAZY,
+    }
+}
+
 /// A chunk header being written; the caller's array is long enough for every kind.
 pub(super) struct Emit<'b> {
     pub to: &'b mut [u8; LONGEST],
@@ -57,9 +73,7 @@ impl Emit<'_> {
 
     #[inline]
     pub(super) fn stream(self, stream: &StreamRef) -> Self {
-        if stream.priority != 0 {
-            self.to[1] |= FLAG_HIGH;
-        }
+        self.to[1] |= priority_flag(stream.priority);
         self.u16(stream.sender_port)
             .u16(stream.receiver_port)
             .u32(stream.epoch)
@@ -78,11 +92,7 @@ impl Emit<'_> {
 
     #[inline]
     pub(super) fn ack_mode(self, mode: AckMode) -> Self {
-        self.to[1] |= match mode {
-            AckMode::Policy => 0,
-            AckMode::Immediate => FLAG_ACK_NOW,
-            AckMode::Lazy => FLAG_ACK_LAZY,
-        };
+        self.to[1] |= ack_flags(mode);
         self
     }
 

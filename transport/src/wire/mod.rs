@@ -13,6 +13,7 @@ mod parse;
 mod writer;
 
 pub use chunk::{Chunk, Payload, StreamRef};
+pub(crate) use codec::eager_header_len;
 pub use crc::{crc32c, crc32c_combine};
 pub use error::WireError;
 pub use frame::FrameHeader;

@@ -5,9 +5,12 @@
 //! [`PayloadWriter::payload_mut`] and [`PayloadWriter::set_payload_crc`] fill them in any order before
 //! [`PayloadWriter::finish`] seals the headers. No allocation, nothing moved. The two types make the wrong order impossible.
 
-use super::chunk::Chunk;
-use super::codec::{LONGEST, PAYLOAD_CRC_AT, encode, header_len};
+use super::chunk::{Chunk, Payload, StreamRef};
+use super::codec::{
+    LONGEST, PAYLOAD_CRC_AT, PLAIN_EAGER_LEN, encode, header_len, write_plain_eager,
+};
 use super::frame::{FRAME_HEADER_LEN, FrameHeader};
+use crate::policy::AckMode;
 
 /// Most chunks in one frame this build writes; it reads up to 255.
 pub const MAX_CHUNKS: usize = 32;
@@ -44,6 +47,7 @@ struct Slot {
 
 impl<'a> FrameWriter<'a> {
     /// A frame of at most `frame.len()` bytes (and never more than 65535).
+    #[inline]
     pub fn new(frame: &'a mut [u8]) -> Self {
         let len = frame.len().min(usize::from(u16::MAX));
         Self {
@@ -95,9 +99,45 @@ impl<'a> FrameWriter<'a> {
         Ok(self.chunks - 1)
     }
 
+    /// [`Self::push`] of an EAGER without START, of which most frames consist: written at fixed places.
+    #[inline(always)]
+    pub(crate) fn push_eager(
+        &mut self,
+        stream: &StreamRef,
+        number: u32,
+        tag: u64,
+        ack: AckMode,
+        payload: Payload,
+    ) -> Result<usize, Full> {
+        let room = self.room_behind(PLAIN_EAGER_LEN).ok_or(Full)?;
+        let index = self.chunks;
+        let header = self.frame.get_mut(self.header_len..);
+        let header = header.and_then(|to| to.first_chunk_mut()).ok_or(Full)?;
+        let slot = self.slots.get_mut(index).ok_or(Full)?;
+        if usize::from(payload.len) > room {
+            return Err(Full);
+        }
+        write_plain_eager(stream, number, tag, ack, payload, header);
+        *slot = Slot {
+            header: self.header_len as u16,
+            payload: self.payload_len as u16,
+            payload_len: payload.len,
+        };
+        self.header_len += PLAIN_EAGER_LEN;
+        self.payload_len += usize::from(payload.len);
+        self.chunks = index + 1;
+        Ok(index)
+    }
+
     /// How many payload bytes a chunk may bring whose header, without payload, is `chunk`'s; `None` if not even the header fits.
     pub fn room_for(&self, chunk: &Chunk<'_>) -> Option<usize> {
-        let header_end = self.header_len + header_len(chunk);
+        self.room_behind(header_len(chunk))
+    }
+
+    /// The same for a header of this length.
+    #[inline]
+    pub(crate) fn room_behind(&self, header_len: usize) -> Option<usize> {
+        let header_end = self.header_len + header_len;
         if self.chunks == MAX_CHUNKS || header_end > HEADER_AREA_MAX {
             return None;
         }
@@ -105,21 +145,25 @@ impl<'a> FrameWriter<'a> {
     }
 
     /// Chunks so far.
+    #[inline]
     pub fn chunks(&self) -> usize {
         self.chunks
     }
 
     /// Whether nothing was pushed yet.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.chunks == 0
     }
 
     /// Bytes of the frame as it stands.
+    #[inline]
     pub fn len(&self) -> usize {
         (self.header_len + self.payload_len).max(self.padded_len)
     }
 
     /// Ends the headers; payloads come next.
+    #[inline]
     pub fn finish_headers(self) -> PayloadWriter<'a> {
         PayloadWriter { writer: self }
     }
@@ -134,6 +178,7 @@ pub struct PayloadWriter<'a> {
 impl PayloadWriter<'_> {
     /// The bytes of chunk `index`'s payload, as long as the pushed chunk said; empty for a chunk without payload or an index
     /// that does not exist.
+    #[inline]
     pub fn payload_mut(&mut self, index: usize) -> &mut [u8] {
         let w = &mut self.writer;
         let Some(slot) = w.slots[..w.chunks].get(index) else {
@@ -143,8 +188,24 @@ impl PayloadWriter<'_> {
         &mut w.frame[start..start + usize::from(slot.payload_len)]
     }
 
+    /// Has chunk `index`'s payload written by `fill`, which returns its CRC32C: [`Self::payload_mut`] and [`Self::set_payload_crc`].
+    #[inline]
+    pub(crate) fn fill(&mut self, index: usize, fill: impl FnOnce(&mut [u8]) -> u32) {
+        let w = &mut self.writer;
+        let Some(slot) = w.slots[..w.chunks].get(index) else {
+            return;
+        };
+        let start = w.header_len + usize::from(slot.payload);
+        let crc = fill(&mut w.frame[start..start + usize::from(slot.payload_len)]);
+        let at = usize::from(slot.header) + PAYLOAD_CRC_AT;
+        if slot.payload_len > 0 {
+            w.frame[at..at + 4].copy_from_slice(&crc.to_be_bytes());
+        }
+    }
+
     /// Sets the CRC32C of chunk `index`'s payload, where the pushed chunk did not know it. Ignored for a chunk without payload:
     /// its descriptor does not exist.
+    #[inline]
     pub fn set_payload_crc(&mut self, index: usize, crc: u32) {
         let w = &mut self.writer;
         let Some(slot) = w.slots[..w.chunks].get(index) else {
@@ -157,6 +218,7 @@ impl PayloadWriter<'_> {
     }
 
     /// Writes the frame header and its CRC and returns the frame's length; 0 if the buffer cannot even hold the frame header.
+    #[inline]
     pub fn finish(self, header: &FrameHeader) -> usize {
         let len = self.writer.len();
         let FrameWriter {
