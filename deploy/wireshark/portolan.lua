@@ -829,50 +829,58 @@ local function chunk_text(frame, chunk, link, raw)
     return name .. way .. (says == "" and "" or " " .. says) .. again
 end
 
--- An item that no byte of the frame stands for.
-local function add_found(tree, name, value)
-    return tree:add(F[name], value):set_generated()
+-- What is being shown: the frame's bytes, and whether anybody looks at fields. Where nobody does (the first of two passes, a list of
+-- packets without a filter on our fields), no item is made; expert information then hangs on the protocol's own item.
+local shown = { tvb = nil, fields = true }
+
+-- An item for `len` bytes at `at`, which the caller knows to be there.
+local function put(tree, what, at, len, ...)
+    return shown.fields and tree:add(what, shown.tvb(at, len), ...) or tree
 end
 
-local function add_hidden(tree, name, value) add_found(tree, name, value):set_hidden() end
+-- An item that no byte of the frame stands for.
+local function put_found(tree, name, value)
+    return shown.fields and tree:add(F[name], value):set_generated() or tree
+end
 
-local function add_time(tree, name, from, to)
+local function put_hidden(tree, name, value)
+    if shown.fields then tree:add(F[name], value):set_hidden() end
+end
+
+local function put_time(tree, name, from, to)
     local seconds = to.time - from.time
     local whole = floor(seconds)
-    add_found(tree, name, NSTime(whole, floor((seconds - whole) * 1e9 + 0.5)))
+    put_found(tree, name, NSTime(whole, floor((seconds - whole) * 1e9 + 0.5)))
 end
 
 local function show_links(tree, link, record)
     if link.stream then
-        add_found(tree, "stream", link.stream.label)
-        add_found(tree, "stream.index", link.stream.index)
+        put_found(tree, "stream", link.stream.label)
+        put_found(tree, "stream.index", link.stream.index)
     end
     if link.sent_before then
-        add_found(tree, "retransmission", true):add_proto_expert_info(E.again)
-        add_found(tree, "sent_before_in", link.sent_before.frame):append_text("")
+        put_found(tree, "retransmission", true):add_proto_expert_info(E.again)
+        put_found(tree, "sent_before_in", link.sent_before.frame)
     end
     if link.asked_before then
-        add_found(tree, "repeated", true):add_proto_expert_info(E.asked)
-        add_found(tree, "asked_before_in", link.asked_before.frame)
+        put_found(tree, "repeated", true):add_proto_expert_info(E.asked)
+        put_found(tree, "asked_before_in", link.asked_before.frame)
     end
     for _, asked in ipairs(link.answers or {}) do
-        add_found(tree, "answers", asked.frame)
-        add_time(tree, "answer_time", asked, record)
+        put_found(tree, "answers", asked.frame)
+        put_time(tree, "answer_time", asked, record)
     end
-    if link.answered_in then add_found(tree, "answered_in", link.answered_in.frame) end
+    if link.answered_in then put_found(tree, "answered_in", link.answered_in.frame) end
     if link.commits then
-        add_found(tree, "commits", link.commits)
-        add_found(tree, "first_sent_in", link.first_sent.frame)
-        add_time(tree, "commit_time", link.first_sent, record)
+        put_found(tree, "commits", link.commits)
+        put_found(tree, "first_sent_in", link.first_sent.frame)
+        put_time(tree, "commit_time", link.first_sent, record)
     end
-    if link.committed_in then add_found(tree, "committed_in", link.committed_in.frame) end
+    if link.committed_in then put_found(tree, "committed_in", link.committed_in.frame) end
 end
 
--- The part of [at, at + len) that was captured; nil if nothing was.
-local function captured(tvb, at, len)
-    local there = math.min(len, tvb:len() - at)
-    if there > 0 then return tvb(at, there) end
-end
+-- How much of [at, at + len) was captured.
+local function captured(at, len) return math.max(math.min(len, shown.tvb:len() - at), 0) end
 
 -- The computed checksum of a payload that does not match its own, nil of one that does. A frame's record remembers it.
 local function wrong_payload(record, i, chunk, raw)
@@ -881,28 +889,29 @@ local function wrong_payload(record, i, chunk, raw)
     return computed ~= chunk["payload.crc"] and computed or nil
 end
 
-local function show_payload(tree, frame, chunk, i, raw, tvb)
+local function show_payload(tree, frame, chunk, i, raw)
     local at, len = chunk.payload_at, chunk["payload.length"]
-    local range = captured(tvb, at, len)
-    if range then tree:add(F.payload, range) end
+    local there = captured(at, len)
+    if there > 0 then put(tree, F.payload, at, there) end
     local verdict, computed = UNVERIFIED, nil
     if at + len <= #raw and portolan.prefs.check_payloads then
         computed = wrong_payload(frame.record, i, chunk, raw)
         verdict = computed and BAD or GOOD
     end
-    local item = add_found(tree, "payload.crc.status", verdict)
+    local item = put_found(tree, "payload.crc.status", verdict)
     if verdict == BAD then
         frame.bad_payloads[i] = computed
         item:add_proto_expert_info(E.payload_crc, format("Corrupt payload: its CRC32C is 0x%08x", computed))
     end
 end
 
-local function show_bits(tree, names, range)
-    for _, name in ipairs(names) do tree:add(F[name], range) end
-end
-
 local HEADER_FLAGS = { "flags.crowded", "flags.return_credit", "flags.reserved" }
 local CHUNK_FLAGS = { "chunk.payload", "chunk.start", "chunk.high", "chunk.ack_now", "chunk.ack_lazy", "chunk.reserved" }
+
+local function put_flags(tree, name, at, len, bits)
+    local item = put(tree, F[name], at, len)
+    for _, bit in ipairs(bits) do put(item, F[bit], at, len) end
+end
 
 local function numbers_text(base, bits)
     local parts, i = {}, 1
@@ -916,85 +925,89 @@ local function numbers_text(base, bits)
     return table.concat(parts, ", ")
 end
 
-local function show_chunk(parent, frame, chunk, i, raw, tvb)
+local function show_fields(tree, chunk, raw)
+    put(tree, F["chunk.kind"], chunk.at, 1)
+    put_flags(tree, "chunk.flags", chunk.at + 1, 1, CHUNK_FLAGS)
+    put(tree, F["chunk.length"], chunk.at + 2, 2)
+    local items = chunk.items
+    for n = 1, #items, 3 do put(tree, items[n], items[n + 1], items[n + 2]) end
+    if chunk.name and #chunk.name > 0 then put(tree, F["hello.name"], chunk.name_at, #chunk.name, chunk.name) end
+    if chunk.receiver_port and not chunk.wrong then
+        put_hidden(tree, "port", chunk.sender_port)
+        put_hidden(tree, "port", chunk.receiver_port)
+    end
+    if chunk.expected then put_hidden(tree, "number", chunk.expected) end
+    if chunk.words and chunk.words > 0 then
+        put_found(tree, "received.numbers", numbers_text(chunk.base, received_bits(chunk, raw)))
+    end
+end
+
+-- Shows a chunk of which at least four bytes are there; returns what it says in a few words.
+local function show_chunk(parent, frame, chunk, i, raw)
     local record = frame.record
     local link = record and record.links[i]
     local text = chunk_text(frame, chunk, link, raw)
-    local range = captured(tvb, chunk.at, math.max(chunk.length, 4))
-    if not range then return text end
-    local tree = parent:add(F.chunk, range)
-    tree:set_text("Chunk: " .. text)
+    local tree = put(parent, F.chunk, chunk.at, captured(chunk.at, math.max(chunk.length, 4)))
+    if shown.fields then tree:set_text("Chunk: " .. text) end
     if link then show_links(tree, link, record) end
-    tree:add(F["chunk.kind"], tvb(chunk.at, 1))
-    show_bits(tree:add(F["chunk.flags"], tvb(chunk.at + 1, 1)), CHUNK_FLAGS, tvb(chunk.at + 1, 1))
-    tree:add(F["chunk.length"], tvb(chunk.at + 2, 2))
-    local items = chunk.items
-    for n = 1, #items, 3 do tree:add(items[n], tvb(items[n + 1], items[n + 2])) end
-    if chunk.name and #chunk.name > 0 then tree:add(F["hello.name"], tvb(chunk.name_at, #chunk.name), chunk.name) end
-    if chunk.sender_port and not chunk.wrong then
-        add_hidden(tree, "port", chunk.sender_port)
-        add_hidden(tree, "port", chunk.receiver_port)
-    end
-    if chunk.expected then add_hidden(tree, "number", chunk.expected) end
-    if chunk.words and chunk.words > 0 then
-        add_found(tree, "received.numbers", numbers_text(chunk.base, received_bits(chunk, raw)))
-    end
-    if chunk.payload_at then show_payload(tree, frame, chunk, i, raw, tvb) end
+    if shown.fields then show_fields(tree, chunk, raw) end
+    if chunk.payload_at then show_payload(tree, frame, chunk, i, raw) end
     if not chunk.kind then tree:add_proto_expert_info(E.unknown, format("Kind %d is not one of version 1: skipped", chunk.kind_number)) end
     if chunk.kind and chunk.kind.refuses and not chunk.wrong then tree:add_proto_expert_info(E.refusal, text) end
     return text
 end
 
-local function show_header(tree, frame, tvb)
-    local at = 0
-    local function add(name, size)
-        local item = tree:add(F[name], tvb(at, size))
-        at = at + size
-        return item
+local SHORT_FIELDS = { "src_node", 2, "dst_node", 2, "src_queue", 1, "dst_queue", 1 }
+local LONG_FIELDS = {
+    "src_incarnation", "dst_incarnation", "engine_epoch", "sent_buffers", "credit_limit", "sent_at", "echo", "header_crc",
+}
+
+local function show_header_fields(tree, frame)
+    put(tree, F.magic, 0, 2)
+    put(tree, F.version, 2, 1)
+    put(tree, F.chunk_count, 3, 1)
+    put(tree, F.header_len, 4, 2)
+    put_flags(tree, "flags", 6, 2, HEADER_FLAGS)
+    local at = 8
+    for i = 1, #SHORT_FIELDS, 2 do
+        put(tree, F[SHORT_FIELDS[i]], at, SHORT_FIELDS[i + 1])
+        at = at + SHORT_FIELDS[i + 1]
     end
-    add("magic", 2)
-    add("version", 1)
-    add("chunk_count", 1)
-    add("header_len", 2)
-    show_bits(add("flags", 2), HEADER_FLAGS, tvb(6, 2))
-    add("src_node", 2)
-    add("dst_node", 2)
-    add_hidden(tree, "node", frame.src_node)
-    add_hidden(tree, "node", frame.dst_node)
-    add("src_queue", 1)
-    add("dst_queue", 1)
-    add("held", 2):append_text(format(" = %s%.3f µs", frame.held == 65535 and "at least " or "", frame.held * 0.256))
-    for _, name in ipairs { "src_incarnation", "dst_incarnation", "engine_epoch", "sent_buffers", "credit_limit", "sent_at", "echo" } do
-        add(name, 4)
-    end
-    add("header_crc", 4)
-    local item = add_found(tree, "header_crc.status", frame.verdict)
-    if frame.verdict == BAD then item:append_text(format(": it should be 0x%08x", frame.computed)) end
+    put_hidden(tree, "node", frame.src_node)
+    put_hidden(tree, "node", frame.dst_node)
+    local held = format(" = %s%.3f µs", frame.held == 65535 and "at least " or "", frame.held * 0.256)
+    put(tree, F.held, 14, 2):append_text(held)
+    for i, name in ipairs(LONG_FIELDS) do put(tree, F[name], 12 + 4 * i, 4) end
+    local status = put_found(tree, "header_crc.status", frame.verdict)
+    if frame.verdict == BAD then status:append_text(format(": it should be 0x%08x", frame.computed)) end
+end
+
+local function show_header(tree, frame)
+    if shown.fields then show_header_fields(tree, frame) end
     local record = frame.record
     if record and record.echoed then
-        add_found(tree, "echoed", record.echoed.frame)
-        add_time(tree, "echo_time", record.echoed, record)
+        put_found(tree, "echoed", record.echoed.frame)
+        put_time(tree, "echo_time", record.echoed, record)
     end
     if record and record.duplicate_of then
         local twin = record.duplicate_of.frame
-        add_found(tree, "duplicate", true):add_proto_expert_info(E.duplicate, "The network or the capture doubled frame " .. twin)
-        add_found(tree, "duplicate_of", twin)
+        put_found(tree, "duplicate", true):add_proto_expert_info(E.duplicate, "The network or the capture doubled frame " .. twin)
+        put_found(tree, "duplicate_of", twin)
     end
 end
 
-local function show_chunks(tree, frame, raw, tvb)
+local function show_chunks(tree, frame, raw)
     local texts = {}
     frame.bad_payloads = {}
-    for i, chunk in ipairs(frame.chunks) do texts[i] = show_chunk(tree, frame, chunk, i, raw, tvb) end
-    if frame.record then frame.record.checked = frame.bad_payloads end
+    for i, chunk in ipairs(frame.chunks) do texts[i] = show_chunk(tree, frame, chunk, i, raw) end
+    if frame.record and portolan.prefs.check_payloads then frame.record.checked = frame.bad_payloads end
     return texts
 end
 
 -- Padding and what is too much, behind the last payload.
-local function show_rest(tree, frame, tvb)
-    local used = frame.used
-    local range = used and used < frame.total and captured(tvb, used, frame.total - used)
-    if range then tree:add(F.padding, range) end
+local function show_rest(tree, frame)
+    local there = frame.used and captured(frame.used, frame.total - frame.used) or 0
+    if there > 0 then put(tree, F.padding, frame.used, there) end
 end
 
 -- The line for the Info column.
@@ -1011,30 +1024,39 @@ local function summary(frame, texts)
     return format("%s%s→%s  %s", marks, s, r, what)
 end
 
-function portolan.dissector(tvb, pinfo, root)
-    local raw = tvb:len() > 0 and tvb:raw(0, tvb:len()) or ""
-    if not CRC_LOW then prepare_crc() end
-    local frame = read_frame(raw, tvb:reported_len())
-    -- A frame inside an ICMP error was not sent again.
-    if not pinfo.in_error_pkt then
-        frame.record = known.records[pinfo.number]
-        if not pinfo.visited or not frame.record then frame.record = link_frame(frame, raw, pinfo.number, pinfo.rel_ts) end
-    end
-    local tree = root:add(portolan, tvb)
+local function show_frame(tree, frame, raw)
     if frame.malformed then
-        add_found(tree, "malformed", frame.malformed)
+        put_found(tree, "malformed", frame.malformed)
             :add_proto_expert_info(E.malformed, format("Malformed: %s (%s)", REASONS[frame.malformed], frame.malformed))
     end
     if frame.cut then tree:add_proto_expert_info(E.cut) end
     local texts = {}
     if frame.src_node then
-        show_header(tree, frame, tvb)
-        texts = show_chunks(tree, frame, raw, tvb)
-        show_rest(tree, frame, tvb)
+        show_header(tree, frame)
+        texts = show_chunks(tree, frame, raw)
+        show_rest(tree, frame)
     end
-    local line = summary(frame, texts)
+    return summary(frame, texts)
+end
+
+local itself
+
+function portolan.dissector(tvb, pinfo, root)
+    local raw = tvb:len() > 0 and tvb:raw(0, tvb:len()) or ""
+    if not CRC_LOW then prepare_crc() end
+    local frame = read_frame(raw, tvb:reported_len())
+    -- A frame inside an ICMP error was not sent again, and the packet is not ours.
+    local quoted = pinfo.in_error_pkt
+    if not quoted then
+        frame.record = known.records[pinfo.number]
+        if not pinfo.visited or not frame.record then frame.record = link_frame(frame, raw, pinfo.number, pinfo.rel_ts) end
+    end
+    itself = itself or Dissector.get("portolan")
+    shown.tvb, shown.fields = tvb, root:referenced(itself)
+    local tree = root:add(portolan, tvb)
+    local line = show_frame(tree, frame, raw)
     tree:append_text(", " .. line)
-    if not pinfo.in_error_pkt then
+    if not quoted then
         pinfo.cols.protocol = "Portolan"
         pinfo.cols.info = line
     end
