@@ -3,6 +3,7 @@
 //! It serves all sockets in turn in batches, and sleeps in `poll` when nothing came for a moment and nothing is due. On a
 //! machine with fewer cores than processes it is one more that competes, so while it waits for something near it yields.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -13,6 +14,7 @@ use rustix::io::Errno;
 
 use crate::control::Control;
 use crate::line::Line;
+use crate::recorder::Recorder;
 use crate::side::{BATCH, Side};
 use crate::umem::{Frame, Memory};
 
@@ -31,6 +33,7 @@ pub struct Relay {
     sides: Vec<Side>,
     /// By receiving side.
     lines: Vec<Line<Frame>>,
+    recorder: Option<Recorder>,
     began: Instant,
     came: Vec<Frame>,
 }
@@ -49,6 +52,7 @@ impl Relay {
             memory,
             sides,
             lines,
+            recorder: None,
             began: Instant::now(),
             came: Vec::with_capacity(BATCH),
         })
@@ -122,6 +126,12 @@ impl Relay {
 
     /// What becomes of a frame that came.
     fn decide(&mut self, now: u64, mut frame: Frame) {
+        if let Some(recorder) = &mut self.recorder
+            && let Err(error) = recorder.frame(&self.memory, &frame)
+        {
+            eprintln!("nothing more is recorded: {error:#}");
+            self.recorder = None;
+        }
         let head = self.memory.head(&frame);
         let to = self
             .sides
@@ -181,8 +191,13 @@ impl Relay {
     fn answer(&mut self, request: WireRequest) -> WireAnswer {
         let toward = match &request {
             WireRequest::Set { toward, .. } | WireRequest::Cut { toward, .. } => *toward,
-            WireRequest::Counters => None,
+            WireRequest::Record { .. } | WireRequest::Counters => None,
         };
+        if let WireRequest::Record { file } = &request
+            && let Err(error) = self.record(file.as_deref())
+        {
+            return WireAnswer::Refused(format!("{error:#}"));
+        }
         if let Some(node) = toward
             && !self.sides.iter().any(|side| side.node == node)
         {
@@ -203,10 +218,17 @@ impl Relay {
                     line.set(impairment);
                 }
                 WireRequest::Cut { cut, .. } => line.cut(*cut),
-                WireRequest::Counters => {}
+                WireRequest::Record { .. } | WireRequest::Counters => {}
             }
         }
         WireAnswer::Done(self.counters())
+    }
+
+    /// Ends what is being recorded, and begins another file.
+    fn record(&mut self, file: Option<&Path>) -> Result<()> {
+        self.recorder.take().map_or(Ok(()), Recorder::end)?;
+        self.recorder = file.map(Recorder::begin).transpose()?;
+        Ok(())
     }
 
     fn counters(&self) -> WireCounters {
