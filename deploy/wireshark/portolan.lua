@@ -513,20 +513,16 @@ local function ask(asked, name, link)
     open[#open + 1] = link
 end
 
--- An answer came: to those requests that its writer had heard, as its echo says. If it had heard none, then to all of them, unless
--- it `must_hear`: some answers are such whatever was asked.
-local function answer(asked, name, link, must_hear)
+-- An answer came: to those requests that its writer had heard, as its echo says. If it has no echo yet, then to all of them.
+local function answer(asked, name, link)
     local open = asked[name]
     if not open then return end
     local echo, heard, left = link.record.echo, {}, {}
     for _, request in ipairs(open) do
-        local was_heard = echo ~= 0 and not serial_lt(echo, request.record.sent_at)
+        local was_heard = echo == 0 or not serial_lt(echo, request.record.sent_at)
         table.insert(was_heard and heard or left, request)
     end
-    if #heard == 0 then
-        if must_hear then return end
-        heard, left = left, heard
-    end
+    if #heard == 0 then return end
     for _, request in ipairs(heard) do request.answered_in = link.record end
     asked[name] = #left > 0 and left or nil
     add_answered(link, heard[#heard].record)
@@ -572,7 +568,8 @@ local function cover(message, from, to, record)
         end
         local n = #list
         for i = 1, n, 3 do
-            if list[i] < to and from < list[i + 1] then before = list[i + 2] end
+            local overlaps = list[i] < to and from < list[i + 1]
+            if overlaps and (not before or before.frame < list[i + 2].frame) then before = list[i + 2] end
         end
         list[n + 1], list[n + 2], list[n + 3] = from, to, record
     end
@@ -605,11 +602,14 @@ end
 -- Every number before `base` is committed.
 local function settle(stream, base, link)
     if not stream.low then return end
+    local open
     each_number(stream.low, base, function(number)
         answer(stream.asked, number, link)
         commit(stream, number, link)
+        -- A copy that came too late for this answer waits for the next one.
+        if stream.asked[number] then open = open or number end
     end)
-    if serial_lt(stream.low, base) then stream.low = base end
+    if serial_lt(stream.low, base) then stream.low = open or base end
 end
 
 -- Everything from `from` on that waits for an answer has this one.
@@ -757,7 +757,7 @@ local function link_frame(frame, raw, number, time)
                 -- The same frame again asks and answers nothing new.
                 if not record.duplicate_of then
                     ON[name](stream, chunk, link, raw)
-                    if not chunk.kind.forward then answer(stream.asked, "PROBE", link, true) end
+                    if not chunk.kind.forward then answer(stream.asked, "PROBE", link) end
                 end
             elseif not record.duplicate_of then
                 ON_PEER[name](frame, chunk, link, there, back, raw)

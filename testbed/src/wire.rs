@@ -220,7 +220,7 @@ impl Wire {
         self.ask(&WireRequest::Record { file: None }).map(drop)
     }
 
-    /// What became of the frames.
+    /// What became of the frames. What came before is in the file that is being recorded.
     pub fn counters(&self) -> Result<WireCounters> {
         self.ask(&WireRequest::Counters)
     }

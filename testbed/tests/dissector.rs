@@ -9,14 +9,18 @@ mod tshark;
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::Duration;
 
-use portolan_testbed::Encap;
+use harness::exchange::{between, options};
+use harness::{Cluster, STEP, until};
+use portolan::{Event, Port, PortOptions, Priority, SendOptions};
+use portolan_testbed::{Encap, Impairment, Lab};
 use portolan_transport::wire::{self, Chunk, FrameHeader};
 use tshark::capture::{Capture, ENCAPS};
 use tshark::expected::{FOUND, expected};
 use tshark::random::Random;
 use tshark::samples::{HEADER, STREAM, Sample, every_kind, payload, reseal, write};
-use tshark::{BOTH, ERROR, Fields, Passes, no_accident, packets, rows};
+use tshark::{BOTH, ERROR, Fields, Passes, capture, packets, rows, session};
 
 /// What is shown of a packet's bytes, without what was found by comparing packets.
 fn shown(fields: &Fields) -> Fields {
@@ -54,7 +58,6 @@ fn every_field_of_every_kind_is_shown() {
     }
     let capture = capture.write(directory.path());
     for passes in BOTH {
-        no_accident(&capture, passes);
         let packets = packets(&capture, passes);
         let lines = rows(
             &capture,
@@ -95,11 +98,11 @@ fn every_kind_of_the_specification_is_there(samples: &[Sample]) {
             Some((cells.next()?.parse().ok()?, cells.next()?.to_owned()))
         })
         .collect();
-    let frame = write(&HEADER, &samples[..1]);
     let sampled: BTreeSet<(u8, String)> = samples
         .iter()
         .map(|sample| {
-            let (_, number, name) = expected(&HEADER, sample, &frame[..56.min(frame.len())]);
+            let frame = write(&HEADER, std::slice::from_ref(sample));
+            let (_, number, name) = expected(&HEADER, sample, &frame);
             (number, name.to_owned())
         })
         .collect();
@@ -124,7 +127,6 @@ fn frames_of_many_chunks_are_shown() {
         "portolan.malformed",
     ];
     for passes in BOTH {
-        no_accident(&capture, passes);
         for (row, chunks) in rows(&capture, passes, &names).iter().zip(&frames) {
             let kinds: Vec<String> = chunks
                 .iter()
@@ -199,7 +201,7 @@ fn a_short_capture_makes_no_frame_malformed() {
     let frame = write(&HEADER, &samples[..12]);
     let mut capture = Capture::new();
     for encap in ENCAPS {
-        for captured in (0..=frame.len()).filter(|len| len % 7 == 0 || *len == frame.len()) {
+        for captured in (1..=frame.len()).filter(|len| len % 7 == 0 || *len == frame.len()) {
             capture.cut_frame(encap, &frame, captured);
         }
     }
@@ -213,7 +215,6 @@ fn a_short_capture_makes_no_frame_malformed() {
         "_ws.expert.severity",
     ];
     for passes in BOTH {
-        no_accident(&capture, passes);
         for row in rows(&capture, passes, &names) {
             assert!(row[0].is_empty(), "{row:?}");
             assert_eq!(row[1].is_empty(), row[3] == row[4], "{row:?}");
@@ -338,11 +339,11 @@ fn hostile_frames_are_judged_as_the_parser_judges_them() {
         "frame.protocols",
         "portolan.expert.payload_crc",
     ];
+    // In words, too.
+    let text = tshark::run(&capture, Passes::One, &["-V", "-O", "portolan"]);
+    assert!(!text.contains("Lua Error"));
     let mut reasons = BTreeSet::new();
     for passes in BOTH {
-        no_accident(&capture, passes);
-        // Everything is shown, in words.
-        tshark::run(&capture, passes, &["-V", "-O", "portolan"]);
         let rows = rows(&capture, passes, &names);
         assert_eq!(rows.len(), frames.len());
         for (nth, (row, frame)) in rows.iter().zip(&frames).enumerate() {
@@ -376,4 +377,150 @@ fn hostile_frames_are_judged_as_the_parser_judges_them() {
         .map(|error| error.name())
         .collect();
     assert_eq!(reasons, all, "every reason was met");
+}
+
+// ---- a recorded session ----
+
+/// Long enough for a message without a buffer to be asked about again.
+const PATIENCE: Duration = Duration::from_millis(150);
+
+/// Sends a message to node 2 that cannot be delivered there.
+fn send_in_vain(port: &mut Port, to: u16, len: usize) {
+    let options = SendOptions {
+        timeout: Some(PATIENCE),
+        ..SendOptions::default()
+    };
+    port.send_bytes((2u16, to), &vec![7; len], options).unwrap();
+    let Some(Event::Sent(sent)) = port.blocking_receive(STEP).unwrap() else {
+        panic!("a send without an end");
+    };
+    assert!(!sent.status.is_delivered(), "{sent:?}");
+}
+
+/// Everything that two nodes say to each other, over a wire that loses some of it.
+fn hold_a_session(cluster: &Cluster) {
+    let mut one = cluster.open(1, options(9, 300_000));
+    let mut two = cluster.open(2, options(5, 300_000));
+    let mut sizes = vec![1, 80, 9000, 65_537, 300_000, 0, 20_000];
+    sizes.extend((0..80).map(|n| n * 379 % 12_000));
+    between(&mut one, &mut two, &sizes, Duration::from_secs(30));
+    // A port without buffers, a port whose memory is too small, a port that is not there.
+    let small = PortOptions {
+        arena_bytes: 64 * 1024,
+        ..PortOptions::at(6)
+    };
+    let _without_buffers = cluster.open(2, small);
+    send_in_vain(&mut one, 6, 100);
+    one.resume_sending((2u16, 6u16), Priority::Low).unwrap();
+    send_in_vain(&mut one, 6, 200_000);
+    send_in_vain(&mut one, 77, 10);
+}
+
+// Two nodes talk, and all that they send is recorded before the wire loses some of it. Expect: nothing malformed, every repetition
+// marked with the frame it repeats, every request with its answer, every message with its commit, and back.
+#[test]
+fn a_recorded_session_is_linked_as_it_happened() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("session.pcap");
+    let lossy = Impairment::loss(0.04).seeded(5);
+    let lab = Lab::builder().name("ptds").mtu(9000).impaired(lossy);
+    let cluster = Cluster::start_with(lab, "[transport]\nstream_idle_ms = 300");
+    let wire = cluster.lab.wire();
+    wire.record(&path).unwrap();
+    hold_a_session(&cluster);
+    until("a stream is closed", STEP, || {
+        wire.counters().unwrap();
+        let links = session::links(&capture::read(&path));
+        let closed = links.iter().any(|frame| frame.kinds.contains(&"CLOSED"));
+        closed.then_some(())
+    });
+    wire.end_recording().unwrap();
+    drop(cluster);
+
+    let frames = capture::read(&path);
+    let links = session::links(&frames);
+    let names = [
+        "portolan.malformed",
+        "portolan.sent_before_in",
+        "portolan.answered_in",
+        "portolan.committed_in",
+        "portolan.answers",
+        "portolan.first_sent_in",
+        "portolan.payload.crc.status",
+        "portolan.retransmission",
+        "portolan.duplicate",
+        "portolan.echoed",
+    ];
+    let rows = BOTH.map(|passes| rows(&path, passes, &names));
+    for (passes, rows) in BOTH.iter().zip(&rows) {
+        assert_eq!(rows.len(), frames.len());
+        for (nth, (row, links)) in rows.iter().zip(&links).enumerate() {
+            let what = format!("{passes:?}, packet {}: {row:?} {links:?}", nth + 1);
+            let text =
+                |frames: &[usize]| -> Vec<String> { frames.iter().map(usize::to_string).collect() };
+            assert!(row[0].is_empty() && row[8].is_empty(), "{what}");
+            assert!(row[6].iter().all(|status| status == "1"), "{what}");
+            assert_eq!(row[1], text(&links.sent_before_in), "{what}");
+            assert_eq!(row[7], vec!["1"; links.sent_before_in.len()], "{what}");
+            // What is to come is known in the second pass only.
+            let known = |later: &[usize]| match passes {
+                Passes::One => vec![],
+                Passes::Two => text(later),
+            };
+            assert_eq!(row[2], known(&links.answered_in), "{what}");
+            assert_eq!(row[3], known(&links.committed_in), "{what}");
+        }
+    }
+    // And back, which one pass knows as well.
+    let [once, twice] = &rows;
+    for (nth, row) in twice.iter().enumerate() {
+        assert_eq!(
+            (&row[4], &row[5], &row[9]),
+            (&once[nth][4], &once[nth][5], &once[nth][9])
+        );
+        let at = |frame: &String| &twice[frame.parse::<usize>().unwrap() - 1];
+        let this = (nth + 1).to_string();
+        for asked in &row[4] {
+            assert!(at(asked)[2].contains(&this), "{asked} → {this}");
+        }
+        for first in &row[5] {
+            assert!(at(first)[3].contains(&this), "{first} → {this}");
+        }
+        for answer in &row[2] {
+            assert!(!at(answer)[4].is_empty(), "{this} → {answer}");
+        }
+    }
+    let count = |what: fn(&session::Links) -> usize| links.iter().map(what).sum::<usize>();
+    let repeated = count(|links| links.sent_before_in.len());
+    let answered = count(|links| links.answered_in.len());
+    let echoed = twice.iter().filter(|row| !row[9].is_empty()).count();
+    let kinds: BTreeSet<&str> = links.iter().flat_map(|links| links.kinds.clone()).collect();
+    println!(
+        "{} frames, {repeated} repeated, {answered} answered, {echoed} echo: {kinds:?}",
+        frames.len()
+    );
+    assert!(repeated >= 10 && answered >= 200 && echoed * 10 > frames.len() * 9);
+    for kind in [
+        "HELLO",
+        "HELLO-ACK",
+        "EAGER",
+        "RTS",
+        "DATA",
+        "CTS",
+        "MSGEND",
+        "ACK",
+        "NACK",
+        "PROBE",
+        "MSGDROP",
+        "DROP-CONFIRM",
+        "NULL",
+        "NULL-ACK",
+        "PORT-CLOSED",
+        "CLOSE",
+        "CLOSED",
+        "PATH-PROBE",
+        "PATH-ACK",
+    ] {
+        assert!(kinds.contains(kind), "{kind} in {kinds:?}");
+    }
 }

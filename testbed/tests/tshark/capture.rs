@@ -85,25 +85,43 @@ fn encapsulate(encap: Encap, frame: &[u8]) -> Vec<u8> {
     };
     packet.extend(ethertype.to_be_bytes());
     if !ip.is_empty() {
-        packet.extend(ip);
-        packet.extend(
-            [50_000, UDP_PORT, udp, 0]
-                .map(u16::to_be_bytes)
-                .as_flattened(),
-        );
+        let header = [50_000, UDP_PORT, udp, 0].map(u16::to_be_bytes);
+        let datagram = [header.as_flattened(), frame].concat();
+        packet.extend(&ip);
+        packet.extend(&datagram[..6]);
+        packet.extend(checksum(encap, &ip, &datagram).to_be_bytes());
     }
     packet.extend(frame);
     packet
 }
 
-/// The transport's frames in a capture that another program made of frames in UDP over IPv4.
+/// Of a datagram; IPv4 goes without (RFC 768), IPv6 cannot (RFC 8200 §8.1).
+fn checksum(encap: Encap, ip: &[u8], datagram: &[u8]) -> u16 {
+    if encap != Encap::Udp6 {
+        return 0;
+    }
+    let words = ip[8..].chunks(2).chain(datagram.chunks(2));
+    let word = |bytes: &[u8]| u64::from(bytes[0]) << 8 | u64::from(*bytes.get(1).unwrap_or(&0));
+    let mut sum = 17 + datagram.len() as u64 + words.map(word).sum::<u64>();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    match !(sum as u16) {
+        0 => 0xffff,
+        sum => sum,
+    }
+}
+
+/// The transport's frames in what a wire recorded of UDP over IPv4, so far: of the last packet only a part may be there.
 pub fn read(path: &Path) -> Vec<Vec<u8>> {
     let bytes = fs::read(path).unwrap();
     let mut rest = &bytes[FILE_HEADER..];
     let mut frames = Vec::new();
-    while !rest.is_empty() {
-        let len = u32::from_ne_bytes(rest[8..12].try_into().unwrap()) as usize;
-        let packet = &rest[PACKET_HEADER..PACKET_HEADER + len];
+    while let Some(word) = rest.get(8..12) {
+        let len = u32::from_ne_bytes(word.try_into().unwrap()) as usize;
+        let Some(packet) = rest.get(PACKET_HEADER..PACKET_HEADER + len) else {
+            break;
+        };
         frames.push(packet[ETHERNET + 20 + 8..].to_vec());
         rest = &rest[PACKET_HEADER + len..];
     }

@@ -8,7 +8,7 @@ use super::Fields;
 use super::samples::Sample;
 
 /// Fields that are found by comparing frames; what is put in does not say them.
-pub const FOUND: [&str; 15] = [
+pub const FOUND: [&str; 17] = [
     "stream.index",
     "retransmission",
     "sent_before_in",
@@ -24,6 +24,8 @@ pub const FOUND: [&str; 15] = [
     "echoed",
     "echo_time",
     "expert.refusal",
+    "expert.repeated",
+    "expert.retransmission",
 ];
 
 /// Fields as they are expected, in the form of tshark's JSON.

@@ -12,6 +12,7 @@ pub mod expected;
 #[path = "../hostile/random.rs"]
 pub mod random;
 pub mod samples;
+pub mod session;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -66,20 +67,43 @@ pub fn run(capture: &Path, passes: Passes, arguments: &[&str]) -> String {
     finished.stdout
 }
 
-/// These fields of each packet, in order; each may be there any number of times.
+/// These fields of each packet, in order; each may be there any number of times. None may be one of [`ACCIDENTS`].
+#[track_caller]
 pub fn rows(capture: &Path, passes: Passes, names: &[&str]) -> Vec<Vec<Vec<String>>> {
     let mut arguments = vec!["-T", "fields", "-E", "aggregator=;"];
-    for name in names {
+    for name in ACCIDENTS.iter().chain(names) {
         arguments.extend(["-e", name]);
     }
     let values = |cell: &str| match cell {
         "" => Vec::new(),
         cell => cell.split(';').map(str::to_owned).collect(),
     };
-    run(capture, passes, &arguments)
-        .lines()
-        .map(|line| line.split('\t').map(values).collect())
-        .collect()
+    let text = run(capture, passes, &arguments);
+    let mut rows = Vec::new();
+    for line in text.lines() {
+        let mut row: Vec<Vec<String>> = line.split('\t').map(values).collect();
+        let asked = row.split_off(ACCIDENTS.len());
+        no_accident(rows.len() + 1, &row);
+        rows.push(asked);
+    }
+    rows
+}
+
+/// What is asked of every packet: whether Lua stumbled, or somebody went beyond the packet's bytes.
+const ACCIDENTS: [&str; 4] = [
+    "_ws.lua.error",
+    "_ws.expert.message",
+    "_ws.malformed",
+    "portolan.expert.malformed",
+];
+
+#[track_caller]
+fn no_accident(packet: usize, row: &[Vec<String>]) {
+    let exception = row[1].iter().any(|text| text.contains("Exception"));
+    assert!(row[0].is_empty() && !exception, "packet {packet}: {row:?}");
+    // It is so called by us, or else by tshark.
+    let (by_anybody, by_us) = (!row[2].is_empty(), !row[3].is_empty());
+    assert_eq!(by_anybody, by_us, "packet {packet}: {row:?}");
 }
 
 /// All fields of each packet that belong to Portolan's frames, and what experts say.
@@ -109,14 +133,5 @@ fn collect(name: &str, value: &Value, fields: &mut Fields) {
                 .push(text.clone());
         }
         _ => {}
-    }
-}
-
-/// No packet made Lua stumble or went beyond its bytes.
-#[track_caller]
-pub fn no_accident(capture: &Path, passes: Passes) {
-    let accidents = rows(capture, passes, &["_ws.lua.error", "_ws.malformed"]);
-    for (packet, row) in (1..).zip(accidents) {
-        assert!(row.iter().all(Vec::is_empty), "packet {packet}: {row:?}");
     }
 }

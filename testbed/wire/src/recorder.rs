@@ -47,8 +47,8 @@ impl Recorder {
         Ok(())
     }
 
-    /// All of it is in the file.
-    pub fn end(mut self) -> Result<()> {
+    /// What came so far is in the file.
+    pub fn flush(&mut self) -> Result<()> {
         self.0.flush().context("recording")
     }
 }

@@ -3,7 +3,6 @@
 //! It serves all sockets in turn in batches, and sleeps in `poll` when nothing came for a moment and nothing is due. On a
 //! machine with fewer cores than processes it is one more that competes, so while it waits for something near it yields.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -193,9 +192,7 @@ impl Relay {
             WireRequest::Set { toward, .. } | WireRequest::Cut { toward, .. } => *toward,
             WireRequest::Record { .. } | WireRequest::Counters => None,
         };
-        if let WireRequest::Record { file } = &request
-            && let Err(error) = self.record(file.as_deref())
-        {
+        if let Err(error) = self.record(&request) {
             return WireAnswer::Refused(format!("{error:#}"));
         }
         if let Some(node) = toward
@@ -224,10 +221,14 @@ impl Relay {
         WireAnswer::Done(self.counters())
     }
 
-    /// Ends what is being recorded, and begins another file.
-    fn record(&mut self, file: Option<&Path>) -> Result<()> {
-        self.recorder.take().map_or(Ok(()), Recorder::end)?;
-        self.recorder = file.map(Recorder::begin).transpose()?;
+    /// What came before any request is in its file; some requests end that file, or begin another.
+    fn record(&mut self, request: &WireRequest) -> Result<()> {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.flush()?;
+        }
+        if let WireRequest::Record { file } = request {
+            self.recorder = file.as_deref().map(Recorder::begin).transpose()?;
+        }
         Ok(())
     }
 
