@@ -288,6 +288,36 @@ fn corpus() -> Vec<Vec<u8>> {
     frames
 }
 
+/// HELLOs with every kind of beginning and middle of a character in their name (RFC 3629).
+fn names() -> Vec<Vec<u8>> {
+    let sample = every_kind().into_iter().nth(2).unwrap();
+    let frame = write(&HEADER, &[sample]);
+    let firsts = [
+        0x00, 0x7f, 0x80, 0xc1, 0xc2, 0xdf, 0xe0, 0xe1, 0xed, 0xef, 0xf0, 0xf1, 0xf4, 0xf5, 0xff,
+    ];
+    let seconds = [0x00, 0x7f, 0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf, 0xc0];
+    let lasts = [[0x80, 0xbf], [0xbf, 0x20], [0x20, 0x20]];
+    let mut frames = Vec::new();
+    for first in firsts {
+        for second in seconds {
+            for [third, fourth] in lasts {
+                let mut frame = frame.clone();
+                frame[88..92].copy_from_slice(&[first, second, third, fourth]);
+                reseal(&mut frame);
+                frames.push(frame);
+            }
+        }
+    }
+    // Cut short by the name's end.
+    frames.extend([0xc3, 0xe2, 0xf0].map(|first| {
+        let mut frame = frame.clone();
+        frame[94] = first;
+        reseal(&mut frame);
+        frame
+    }));
+    frames
+}
+
 /// What the parser says: a reason to drop the frame, and for each payload of a known kind whether it is whole.
 fn judge(frame: &[u8]) -> (Option<&'static str>, Vec<bool>) {
     match wire::parse(&[frame]) {
@@ -309,6 +339,7 @@ fn hostile_frames_are_judged_as_the_parser_judges_them() {
     let valid = valid();
     let mut frames = valid.clone();
     frames.extend(corpus());
+    frames.extend(names());
     for nth in 0..DAMAGED {
         let mut frame = valid[nth % valid.len()].clone();
         damage(&mut frame, &mut random);
