@@ -901,7 +901,8 @@ local function show_payload(tree, frame, chunk, i, raw)
     local item = put_found(tree, "payload.crc.status", verdict)
     if verdict == BAD then
         frame.bad_payloads[i] = computed
-        item:add_proto_expert_info(E.payload_crc, format("Corrupt payload: its CRC32C is 0x%08x", computed))
+        if shown.fields then item:append_text(format(": it should be 0x%08x", computed)) end
+        item:add_proto_expert_info(E.payload_crc)
     end
 end
 

@@ -8,6 +8,7 @@
 )]
 
 pub mod capture;
+pub mod dialogue;
 pub mod expected;
 #[path = "../hostile/random.rs"]
 pub mod random;
