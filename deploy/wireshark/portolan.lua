@@ -829,22 +829,29 @@ local function chunk_text(frame, chunk, link, raw)
     return name .. way .. (says == "" and "" or " " .. says) .. again
 end
 
--- What is being shown: the frame's bytes, and whether anybody looks at fields. Where nobody does (the first of two passes, a list of
--- packets without a filter on our fields), no item is made; expert information then hangs on the protocol's own item.
-local shown = { tvb = nil, fields = true }
+-- What is being shown: the frame's bytes; whether anybody looks at any field of ours (not so in the first of two passes, or in a list
+-- of packets without a filter on our fields), and whether at all of them. Items nobody looks at are not made, which is most of the
+-- time that a frame takes; what would hang on such an item hangs on the one above.
+local shown = { tvb = nil, fields = true, all = true }
+
+local function is_looked_at(tree, what)
+    return shown.all or shown.fields and tree:referenced(what)
+end
 
 -- An item for `len` bytes at `at`, which the caller knows to be there.
 local function put(tree, what, at, len, ...)
-    return shown.fields and tree:add(what, shown.tvb(at, len), ...) or tree
+    return is_looked_at(tree, what) and tree:add(what, shown.tvb(at, len), ...) or tree
 end
 
 -- An item that no byte of the frame stands for.
 local function put_found(tree, name, value)
-    return shown.fields and tree:add(F[name], value):set_generated() or tree
+    local what = F[name]
+    return is_looked_at(tree, what) and tree:add(what, value):set_generated() or tree
 end
 
 local function put_hidden(tree, name, value)
-    if shown.fields then tree:add(F[name], value):set_hidden() end
+    local what = F[name]
+    if is_looked_at(tree, what) then tree:add(what, value):set_hidden() end
 end
 
 local function put_time(tree, name, from, to)
@@ -901,7 +908,7 @@ local function show_payload(tree, frame, chunk, i, raw)
     local item = put_found(tree, "payload.crc.status", verdict)
     if verdict == BAD then
         frame.bad_payloads[i] = computed
-        if shown.fields then item:append_text(format(": it should be 0x%08x", computed)) end
+        if shown.all then item:append_text(format(": it should be 0x%08x", computed)) end
         item:add_proto_expert_info(E.payload_crc)
     end
 end
@@ -910,8 +917,10 @@ local HEADER_FLAGS = { "flags.crowded", "flags.return_credit", "flags.reserved" 
 local CHUNK_FLAGS = { "chunk.payload", "chunk.start", "chunk.high", "chunk.ack_now", "chunk.ack_lazy", "chunk.reserved" }
 
 local function put_flags(tree, name, at, len, bits)
-    local item = put(tree, F[name], at, len)
-    for _, bit in ipairs(bits) do put(item, F[bit], at, len) end
+    local item, range = put(tree, F[name], at, len), shown.tvb(at, len)
+    for _, bit in ipairs(bits) do
+        if is_looked_at(tree, F[bit]) then item:add(F[bit], range) end
+    end
 end
 
 local function numbers_text(base, bits)
@@ -949,7 +958,7 @@ local function show_chunk(parent, frame, chunk, i, raw)
     local link = record and record.links[i]
     local text = chunk_text(frame, chunk, link, raw)
     local tree = put(parent, F.chunk, chunk.at, captured(chunk.at, math.max(chunk.length, 4)))
-    if shown.fields then tree:set_text("Chunk: " .. text) end
+    if shown.all then tree:set_text("Chunk: " .. text) end
     if link then show_links(tree, link, record) end
     if shown.fields then show_fields(tree, chunk, raw) end
     if chunk.payload_at then show_payload(tree, frame, chunk, i, raw) end
@@ -976,11 +985,11 @@ local function show_header_fields(tree, frame)
     end
     put_hidden(tree, "node", frame.src_node)
     put_hidden(tree, "node", frame.dst_node)
-    local held = format(" = %s%.3f µs", frame.held == 65535 and "at least " or "", frame.held * 0.256)
-    put(tree, F.held, 14, 2):append_text(held)
+    local held = put(tree, F.held, 14, 2)
+    if shown.all then held:append_text(format(" = %s%.3f µs", frame.held == 65535 and "at least " or "", frame.held * 0.256)) end
     for i, name in ipairs(LONG_FIELDS) do put(tree, F[name], 12 + 4 * i, 4) end
     local status = put_found(tree, "header_crc.status", frame.verdict)
-    if frame.verdict == BAD then status:append_text(format(": it should be 0x%08x", frame.computed)) end
+    if frame.verdict == BAD and shown.all then status:append_text(format(": it should be 0x%08x", frame.computed)) end
 end
 
 local function show_header(tree, frame)
@@ -1053,7 +1062,7 @@ function portolan.dissector(tvb, pinfo, root)
         if not pinfo.visited or not frame.record then frame.record = link_frame(frame, raw, pinfo.number, pinfo.rel_ts) end
     end
     itself = itself or Dissector.get("portolan")
-    shown.tvb, shown.fields = tvb, root:referenced(itself)
+    shown.tvb, shown.fields, shown.all = tvb, root:referenced(itself), root.visible
     local tree = root:add(portolan, tvb)
     local line = show_frame(tree, frame, raw)
     tree:append_text(", " .. line)
