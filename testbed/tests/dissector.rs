@@ -450,9 +450,9 @@ fn hostile_frames_are_judged_as_the_parser_judges_them() {
 const PATIENCE: Duration = Duration::from_millis(150);
 
 /// Sends a message to node 2 that cannot be delivered there.
-fn send_in_vain(port: &mut Port, to: u16, len: usize) {
+fn send_in_vain(port: &mut Port, to: u16, len: usize, within: Duration) {
     let options = SendOptions {
-        timeout: Some(PATIENCE),
+        timeout: Some(within),
         ..SendOptions::default()
     };
     port.send_bytes((2u16, to), &vec![7; len], options).unwrap();
@@ -475,10 +475,10 @@ fn hold_a_session(cluster: &Cluster) {
         ..PortOptions::at(6)
     };
     let _without_buffers = cluster.open(2, small);
-    send_in_vain(&mut one, 6, 100);
+    send_in_vain(&mut one, 6, 100, PATIENCE);
     one.resume_sending((2u16, 6u16), Priority::Low).unwrap();
-    send_in_vain(&mut one, 6, 200_000);
-    send_in_vain(&mut one, 77, 10);
+    send_in_vain(&mut one, 6, 200_000, STEP);
+    send_in_vain(&mut one, 77, 10, STEP);
 }
 
 // Two nodes talk, and all that they send is recorded before the wire loses some of it. Expect: nothing malformed, every repetition
