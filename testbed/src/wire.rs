@@ -79,6 +79,11 @@ pub enum WireRequest {
         /// Whether it is down.
         cut: bool,
     },
+    /// From now on every frame that comes, before anything happens to it, goes into a file for Wireshark.
+    Record {
+        /// The file; none: no more, and what was recorded is in its file.
+        file: Option<PathBuf>,
+    },
     /// Only the counters.
     Counters,
 }
@@ -203,7 +208,19 @@ impl Wire {
         self.ask(&WireRequest::Cut { toward, cut }).map(drop)
     }
 
-    /// What became of the frames.
+    /// Records every frame that comes from a node, before anything happens to it, in a pcap file.
+    pub fn record(&self, file: &Path) -> Result<()> {
+        let file = std::path::absolute(file).with_context(|| file.display().to_string())?;
+        self.ask(&WireRequest::Record { file: Some(file) })
+            .map(drop)
+    }
+
+    /// Ends recording; the file is whole.
+    pub fn end_recording(&self) -> Result<()> {
+        self.ask(&WireRequest::Record { file: None }).map(drop)
+    }
+
+    /// What became of the frames. What came before is in the file that is being recorded.
     pub fn counters(&self) -> Result<WireCounters> {
         self.ask(&WireRequest::Counters)
     }

@@ -1,6 +1,7 @@
 //! `cargo xtask lab`: the one laboratory that stays up.
 
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -32,6 +33,11 @@ pub enum Task {
     Impair {
         #[command(flatten)]
         damage: Damage,
+    },
+    /// Records Portolan's frames in a file for Wireshark, in a lab that `impair` works in; without a file no more
+    Record {
+        /// The file, begun anew
+        file: Option<PathBuf>,
     },
     /// Runs a command in a node's network, with `portolan` in its PATH and told that node's socket
     Exec {
@@ -150,6 +156,7 @@ pub fn run(task: Task) -> Result<()> {
             up(spec, bare)
         }
         Task::Impair { damage } => impair(&damage),
+        Task::Record { file } => record(file.as_deref()),
         Task::Exec { node, command } => exec(node, &command),
         Task::Down => down(),
         Task::Status => status(),
@@ -193,11 +200,25 @@ fn up(spec: Spec, bare: bool) -> Result<()> {
     lab.leave_up()
 }
 
-fn impair(damage: &Damage) -> Result<()> {
+/// The lab that is up, with a wire.
+fn wired() -> Result<Lab> {
     let lab = existing()?;
     if lab.spec().impairment.is_none() {
         bail!("this lab has no wire that could; `cargo xtask lab up --loss 0` makes one that has");
     }
+    Ok(lab)
+}
+
+fn record(file: Option<&Path>) -> Result<()> {
+    let lab = wired()?;
+    match file {
+        Some(file) => lab.wire().record(file),
+        None => lab.wire().end_recording(),
+    }
+}
+
+fn impair(damage: &Damage) -> Result<()> {
+    let lab = wired()?;
     lab.wire().set(&damage.impairment().unwrap_or_default())?;
     for (node, line) in lab.wire().counters()?.toward {
         println!("toward node {node} so far: {line:?}");

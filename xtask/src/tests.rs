@@ -7,6 +7,7 @@ use anyhow::Result;
 use portolan_testbed::sweep;
 
 use crate::build::{self, PROFILE};
+use crate::setup;
 use crate::steps::{Steps, cargo};
 
 /// Bound on each of the three kinds of tests.
@@ -31,6 +32,12 @@ pub fn add(steps: &mut Steps) -> Result<bool> {
     if !build::everything(steps)? {
         return Ok(false);
     }
+    let tshark = || {
+        let why = "reads captures with our dissector in a test";
+        setup::require("tshark", "tshark", why)
+    };
+    // Without it that test fails, and says what it lacks.
+    steps.check("tshark", "apt-get install tshark", tshark)?;
     // `--workspace` in all of them: another selection would select other features and build everything again.
     // Whatever uses the network runs alone: two cores carry one end-to-end test.
     let mut simulation = Command::new(build::bin_dir()?.join("portolan-sim"));

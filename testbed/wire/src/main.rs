@@ -20,6 +20,7 @@
 mod control;
 mod fates;
 mod line;
+mod recorder;
 mod relay;
 mod side;
 mod umem;

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use crate::control::Control;
 use crate::line::Line;
+use crate::recorder::Recorder;
 use crate::side::{BATCH, Side};
 use crate::umem::{Frame, Memory};
 
@@ -31,6 +32,7 @@ pub struct Relay {
     sides: Vec<Side>,
     /// By receiving side.
     lines: Vec<Line<Frame>>,
+    recorder: Option<Recorder>,
     began: Instant,
     came: Vec<Frame>,
 }
@@ -49,6 +51,7 @@ impl Relay {
             memory,
             sides,
             lines,
+            recorder: None,
             began: Instant::now(),
             came: Vec::with_capacity(BATCH),
         })
@@ -122,6 +125,12 @@ impl Relay {
 
     /// What becomes of a frame that came.
     fn decide(&mut self, now: u64, mut frame: Frame) {
+        if let Some(recorder) = &mut self.recorder
+            && let Err(error) = recorder.frame(&self.memory, &frame)
+        {
+            eprintln!("nothing more is recorded: {error:#}");
+            self.recorder = None;
+        }
         let head = self.memory.head(&frame);
         let to = self
             .sides
@@ -181,8 +190,11 @@ impl Relay {
     fn answer(&mut self, request: WireRequest) -> WireAnswer {
         let toward = match &request {
             WireRequest::Set { toward, .. } | WireRequest::Cut { toward, .. } => *toward,
-            WireRequest::Counters => None,
+            WireRequest::Record { .. } | WireRequest::Counters => None,
         };
+        if let Err(error) = self.record(&request) {
+            return WireAnswer::Refused(format!("{error:#}"));
+        }
         if let Some(node) = toward
             && !self.sides.iter().any(|side| side.node == node)
         {
@@ -203,10 +215,21 @@ impl Relay {
                     line.set(impairment);
                 }
                 WireRequest::Cut { cut, .. } => line.cut(*cut),
-                WireRequest::Counters => {}
+                WireRequest::Record { .. } | WireRequest::Counters => {}
             }
         }
         WireAnswer::Done(self.counters())
+    }
+
+    /// What came before any request is in its file; some requests end that file, or begin another.
+    fn record(&mut self, request: &WireRequest) -> Result<()> {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.flush()?;
+        }
+        if let WireRequest::Record { file } = request {
+            self.recorder = file.as_deref().map(Recorder::begin).transpose()?;
+        }
+        Ok(())
     }
 
     fn counters(&self) -> WireCounters {

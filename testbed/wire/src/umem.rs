@@ -81,6 +81,13 @@ impl Memory {
         unsafe { self.umem.data(&frame.pieces[0]) }.contents()
     }
 
+    /// A frame's bytes, piece by piece.
+    pub fn pieces<'a>(&'a self, frame: &'a Frame) -> impl Iterator<Item = &'a [u8]> {
+        // SAFETY: as in `head`.
+        let contents = |piece| unsafe { self.umem.data(piece) }.contents();
+        frame.pieces().iter().map(contents)
+    }
+
     /// Flips the bit that `word` chooses, behind the Ethernet header.
     pub fn corrupt(&mut self, frame: &mut Frame, word: u64) {
         const HEADER: usize = 14;

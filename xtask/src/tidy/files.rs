@@ -12,7 +12,7 @@ const LIMIT: usize = 600;
 const RATCHET: &str = ".ci/long-files.txt";
 const SKIPPED: &[&str] = &["target", ".git"];
 /// The text files the rules are about.
-const KINDS: &[&str] = &["rs", "c", "h", "md", "toml", "sh", "yml"];
+const KINDS: &[&str] = &["rs", "c", "h", "lua", "md", "toml", "sh", "yml"];
 
 /// Every text file of the repository by its path from the root.
 pub struct Sources(pub BTreeMap<String, String>);
