@@ -143,6 +143,22 @@ impl Drop for Mapping {
     }
 }
 
+/// Copies the first bytes of what another process may be writing, each word loaded once.
+#[inline]
+fn copy_words(words: &[AtomicU64], to: &mut [u8]) {
+    let mut words = words.iter().map(|word| word.load(Ordering::Relaxed));
+    let mut chunks = to.chunks_exact_mut(8);
+    for (chunk, word) in chunks.by_ref().zip(words.by_ref()) {
+        chunk.copy_from_slice(&word.to_le_bytes());
+    }
+    let rest = chunks.into_remainder();
+    if !rest.is_empty()
+        && let Some(word) = words.next()
+    {
+        rest.copy_from_slice(&word.to_le_bytes()[..rest.len()]);
+    }
+}
+
 /// The client half of a port, mapped. The parts lie in the mapping.
 pub struct ClientHalf {
     mapping: Mapping,
@@ -251,7 +267,6 @@ impl ClientHalf {
     }
 
     /// Copies out of the arena. `None` if the range is not inside.
-    #[inline]
     pub fn read_arena(&self, offset: u64, to: &mut [u8]) -> Option<()> {
         let len = u32::try_from(to.len()).ok()?;
         if !self.geometry.arena_holds(offset, len) {
@@ -289,19 +304,16 @@ impl ClientHalf {
     /// Copies inline payload out of a send slot. `None` if the range is not inside.
     #[inline]
     pub fn read_inline(&self, slot: u32, offset: u32, to: &mut [u8]) -> Option<()> {
-        let payload = &self.send_slots().get(slot as usize)?[SEND_HEADER_WORDS..];
-        let offset = offset as usize;
-        if offset > INLINE_BYTES || to.len() > INLINE_BYTES - offset {
+        let words = &self.send_slots().get(slot as usize)?[SEND_HEADER_WORDS..];
+        if offset != 0 {
+            let mut bytes = [0; INLINE_BYTES];
+            copy_words(words, &mut bytes);
+            to.copy_from_slice(bytes.get(offset as usize..)?.get(..to.len())?);
+        } else if to.len() <= INLINE_BYTES {
+            copy_words(words, to); // nearly always: such a message fits a frame
+        } else {
             return None;
         }
-        // SAFETY: source inside the slot's payload words (checked), destination a private slice; races as in `read_arena`.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                payload.as_ptr().cast::<u8>().add(offset),
-                to.as_mut_ptr(),
-                to.len(),
-            )
-        };
         Some(())
     }
 
