@@ -136,7 +136,6 @@ impl Standby {
 
         let waiter = Waiter::new(config.wait)?;
         waiter.watch_link(link.fd())?;
-        waiter.watch_socket(socket.fd())?;
         waiter.watch_bell(own_wake.as_fd())?;
         Ok(Self {
             config,

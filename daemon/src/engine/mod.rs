@@ -242,7 +242,7 @@ impl Engine {
         if until > now && !self.has_work() {
             self.path.counters.sleeps += 1;
             self.announce(HEARTBEAT_SLEEPING | until);
-            if self.waiter.sleep(until - now)? {
+            if self.waiter.sleep(until - now, self.path.xsk.fd())? {
                 self.next_control = 0;
             }
         }

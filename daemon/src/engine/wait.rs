@@ -6,6 +6,10 @@
 //!
 //! Doorbells that others hold are never read: they are watched edge-triggered, so each ring is a wake-up and their counters do not
 //! matter. The socket and the link are level-triggered: what is not taken wakes again.
+//!
+//! The socket is watched only while the engine sleeps. Whoever waits for a socket is called by the kernel for every frame that comes and
+//! for every one that was sent, asleep or not: as much as a tenth of a sender's core when watched all the time, and a standby's watch
+//! costs as much again.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -62,16 +66,6 @@ impl Waiter {
         )?)
     }
 
-    /// Watches the socket.
-    pub fn watch_socket(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        Ok(epoll::add(
-            &self.epoll,
-            fd,
-            EventData::new_u64(OTHER),
-            EventFlags::IN,
-        )?)
-    }
-
     /// Watches a doorbell that others ring.
     pub fn watch_bell(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         let flags = EventFlags::IN | EventFlags::ET;
@@ -113,8 +107,17 @@ impl Waiter {
         Next::Loop
     }
 
-    /// Sleeps until something happens or for so long. True if the link has something.
-    pub fn sleep(&mut self, at_most: Nanos) -> io::Result<bool> {
+    /// Sleeps until something happens, here or at the socket, or for so long. True if the link has something.
+    pub fn sleep(&mut self, at_most: Nanos, socket: BorrowedFd<'_>) -> io::Result<bool> {
+        // Whatever lies there already ends the sleep at once.
+        let data = EventData::new_u64(OTHER);
+        epoll::add(&self.epoll, socket, data, EventFlags::IN)?;
+        let link = self.wait(at_most);
+        epoll::delete(&self.epoll, socket)?;
+        link
+    }
+
+    fn wait(&mut self, at_most: Nanos) -> io::Result<bool> {
         let timeout = Timespec {
             tv_sec: (at_most / 1_000_000_000) as i64,
             tv_nsec: (at_most % 1_000_000_000) as _,
