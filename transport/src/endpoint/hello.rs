@@ -407,6 +407,13 @@ impl Endpoint {
             .any(|(_, s)| s.peer == slot && s.incarnation != incarnation)
     }
 
+    /// The peer's slot, if it is the peer of a node that may be talked to whose frame was believed last: frames come in bursts.
+    #[inline]
+    pub(super) fn heard_last(&self, from: Peer) -> Option<u32> {
+        let slot = self.heard?;
+        (self.peers.get(slot)?.id == from).then_some(slot)
+    }
+
     /// Checks a frame's header before its stream chunks are believed, and learns from it.
     pub(super) fn admit<H: Host>(
         &mut self,

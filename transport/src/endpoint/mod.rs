@@ -447,13 +447,6 @@ impl Endpoint {
         }
     }
 
-    /// The peer's slot, if it is the peer of a node that may be talked to whose frame was believed last: frames come in bursts.
-    #[inline]
-    fn heard_last(&self, from: Peer) -> Option<u32> {
-        let slot = self.heard?;
-        (self.peers.get(slot)?.id == from).then_some(slot)
-    }
-
     /// Which stream of ours a chunk names, if the ports belong to the engines that talk.
     fn key_of(&self, peer: u32, stream: &StreamRef, we_send: bool) -> Option<StreamKey> {
         let entry = self.peers.get(peer)?;
