@@ -38,7 +38,7 @@ pub enum Encap {
 pub enum Wait {
     /// Spin.
     Busy,
-    /// Spin, giving the core away after each empty loop.
+    /// Spin, giving the core away after every third empty loop.
     Yield,
     /// Spin for a while, then sleep on the doorbells.
     Adaptive,

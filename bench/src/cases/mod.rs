@@ -63,7 +63,7 @@ pub enum Case {
 pub enum Wait {
     /// It spins.
     Busy,
-    /// It gives the core away after each look.
+    /// It gives the core away after a few looks.
     Yield,
     /// It does so for a while and then sleeps.
     Adaptive,

