@@ -14,7 +14,10 @@ use harness::exchange::{exchange_counting, options};
 use harness::talker::Talking;
 use harness::{Cluster, STEP, until};
 use portolan::Address;
+use portolan_abi::ledger::LedgerGeometry;
+use portolan_abi::memory::LedgerMapping;
 use portolan_testbed::{Daemon, Encap, Lab};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// An engine is back within this.
 const BACK: Duration = Duration::from_secs(10);
@@ -175,4 +178,49 @@ impl Drop for OnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::SeqCst);
     }
+}
+
+/// The geometry that a ledger's own header names: its third and fourth word.
+fn geometry_of(ledger: &impl std::os::fd::AsFd) -> LedgerGeometry {
+    let mut words = [0; 32];
+    assert_eq!(rustix::io::pread(ledger, &mut words, 0).unwrap(), 32);
+    let half = |at: usize| u32::from_le_bytes(words[at..at + 4].try_into().unwrap());
+    LedgerGeometry {
+        peers: half(16),
+        frames: half(20),
+        send_streams: half(24),
+        receive_streams: half(28),
+    }
+}
+
+// An engine that went wrong before it died has left records of frames that no engine writes, so that its successor cannot know whose any
+// of them is: nothing it receives may be believed, and nothing ever goes back to the kernel. Expect: it says so, the queue is given
+// another socket, whose records are new, and the node receives again.
+#[test]
+fn records_of_frames_that_cannot_be_true_cost_a_socket_and_not_the_node() {
+    let cluster = Cluster::start_managed(Lab::builder());
+    let daemon = cluster.daemon(1);
+    let ledger = daemon.manager().unwrap().stored_fd("ledger-0").unwrap();
+    let mapping = LedgerMapping::map(&ledger, geometry_of(&ledger)).unwrap();
+    let engine = daemon.engine_pids().unwrap()[0];
+    kill_process(Pid::from_raw(engine).unwrap(), Signal::STOP).unwrap();
+    // Three quarters are for receiving, and come first.
+    let records = mapping.ledger().frames();
+    assert!(!records.is_empty());
+    for record in &records[..records.len() / 4 * 3] {
+        record.store(u64::MAX, Ordering::Release);
+    }
+    kill(engine);
+    let reset = |status: &serde_json::Value| {
+        let engine = &status["engines"][0];
+        engine["state"] == "running" && engine["last_recovery"]["cause"] == "wedged"
+    };
+    daemon
+        .wait_status("the queue is given another socket", BACK, reset)
+        .unwrap();
+    until("the other node reaches it", STEP, || {
+        let mut ping = cluster.lab.node(2).portolan();
+        let ping = ping.args(["ping", "1", "-c", "10"]).output().unwrap();
+        ping.status.success().then_some(())
+    });
 }

@@ -305,6 +305,8 @@ impl Path {
                 completions: counters.tx_completions,
                 received: counters.rx_frames,
                 dropped,
+                refused: counters.rx_bogus_descriptors,
+                implausible: xsk.adopted().implausible,
             }
         })
     }

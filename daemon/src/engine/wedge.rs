@@ -1,7 +1,8 @@
 //! A queue that stands still although the engine does not.
 //!
 //! The engine comes round, so the watchdog has nothing to object to, but frames go nowhere: the kernel has lost the socket's queue, takes frames and
-//! never completes them, or says that it drops what it receives for want of room while there is nothing in our ring. Evidence is
+//! never completes them, or says that it drops what it receives for want of room while there is nothing in our ring; or an engine that went
+//! wrong before it died has left records of frames that cannot be true, so that those frames are lost to us, or all that come are refused. Evidence is
 //! what the rings' indices and the kernel's statistics (`XDP_STATISTICS`) say over a second, never silence alone: a link that is down is
 //! another matter ([`KickOutcome::LinkDown`]), and so is a wire on which nothing comes. What is done about it, the supervisor decides.
 //!
@@ -25,6 +26,10 @@ pub(super) struct Vitals {
     pub received: u64,
     /// Frames the kernel dropped because our rings had no room, as it says.
     pub dropped: u64,
+    /// Received descriptors that were refused, since our records say that the kernel does not have those frames.
+    pub refused: u64,
+    /// Frames whose record at adoption could not be true.
+    pub implausible: u32,
 }
 
 /// The evidence so far.
@@ -52,6 +57,9 @@ impl Wedge {
         let known = self.since != 0;
         let always_taken = std::mem::replace(&mut self.always_taken, now_is.taken > 0);
         (self.since, self.first) = (now, now_is);
+        if now_is.implausible > 0 {
+            return Some("records of frames that cannot be true");
+        }
         if !known {
             return None;
         }
@@ -70,6 +78,9 @@ impl Wedge {
         }
         if now_is.dropped > first.dropped && now_is.received == first.received {
             return Some("receives stopped");
+        }
+        if now_is.refused > first.refused && now_is.received == first.received {
+            return Some("every frame that comes is refused");
         }
         None
     }
@@ -94,7 +105,35 @@ mod tests {
             completions,
             received,
             dropped,
+            ..Vitals::default()
         }
+    }
+
+    // What a wrong engine left. Expect: records that cannot be true are told at once, and again until something is done; frames refused
+    // now and then are no evidence, frames refused while none is taken are.
+    #[test]
+    fn what_a_wrong_engine_left_is_named() {
+        let implausible = Vitals {
+            implausible: 3,
+            ..at(0, 1, 5, 0)
+        };
+        let untrue = Some("records of frames that cannot be true");
+        assert_eq!(
+            verdicts(KickOutcome::Idle, &[implausible; 2]),
+            [untrue, untrue]
+        );
+        let refusing = |received, refused| Vitals {
+            refused,
+            ..at(0, 1, received, 0)
+        };
+        let looks = [
+            refusing(5, 1),
+            refusing(6, 9),
+            refusing(6, 9),
+            refusing(6, 12),
+        ];
+        let expected = [None, None, None, Some("every frame that comes is refused")];
+        assert_eq!(verdicts(KickOutcome::Idle, &looks), expected);
     }
 
     #[test]
