@@ -16,6 +16,7 @@
 //! | `ports.rs`, `memory.rs` | ports, and all memory that outlives an engine |
 //! | `clients.rs`, `requests.rs` | connections and what they ask for |
 //! | `documents.rs`, `peers.rs` | the reports |
+//! | `events.rs` | what happened, for people |
 //! | `neighbours.rs`, `netlink.rs` | which MAC a peer has |
 //! | `interface.rs`, `interface_events.rs` | what becomes of the interface |
 //! | `steering.rs` | the XDP program |
@@ -28,6 +29,7 @@ mod documents;
 mod engine_links;
 pub mod engines;
 pub mod escalation;
+pub mod events;
 mod foundation;
 mod interface;
 mod interface_events;
@@ -68,6 +70,7 @@ pub use startup::{ForeignStore, check, run};
 use clients::Clients;
 use config::Config;
 use engines::{Engine, EngineState};
+use events::{Event, Events, Kind};
 use interface::Interface;
 use interface_events::Looks;
 use kernel::Support;
@@ -162,6 +165,7 @@ pub struct Supervisor {
     looks: Looks,
     ports: Ports,
     clients: Clients,
+    events: Events,
     service: Service,
     peers_round: PeersRound,
     link_buffer: Vec<u8>,
@@ -241,6 +245,7 @@ impl Supervisor {
             looks: Looks::default(),
             ports: Ports::default(),
             clients: Clients::default(),
+            events: Events::default(),
             service: Service::default(),
             peers_round: PeersRound::default(),
             link_buffer: Vec::new(),
@@ -260,6 +265,8 @@ impl Supervisor {
     /// The system's: the epoll set failed.
     pub fn run(mut self) -> io::Result<Ended> {
         let now = Instant::now();
+        let up = Event::new(Kind::NodeUp, "the supervisor serves").field("node", self.config.node);
+        self.events.record(up);
         self.look_after_neighbours(now);
         self.look_at_interface(now);
         for index in 0..self.engines.len() {
@@ -344,7 +351,8 @@ impl Supervisor {
             self.kill_engines();
             return;
         }
-        tracing::info!("stopping");
+        let stopping = Event::new(Kind::NodeStopping, "stopping");
+        self.events.record(stopping);
         self.stopping = true;
         self.poll.remove(&self.listener);
         self.close_all_ports();
