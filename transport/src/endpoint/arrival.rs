@@ -242,10 +242,6 @@ impl Endpoint {
         let Some(stream) = self.receive.get_mut(slot) else {
             return;
         };
-        if number.wrapping_sub(stream.base) >= window {
-            self.counters.protocol_violations += u64::from(!matches!(first, First::Probe { .. }));
-            return;
-        }
         let unconfirmed = |m: &Incoming| {
             matches!(
                 m.kind,
@@ -255,10 +251,21 @@ impl Endpoint {
                 }
             )
         };
-        if stream.messages.iter().any(unconfirmed) {
+        let untold = stream.messages.iter().any(unconfirmed);
+        if untold {
             // Nobody confirmed it yet: it is told again with whatever follows.
             stream.due.drops = true;
             self.queue_control(slot);
+        }
+        if self
+            .receive
+            .get(slot)
+            .is_none_or(|s| number.wrapping_sub(s.base) >= window)
+        {
+            // To its sender what was refused is over, and makes no window full.
+            let honest = untold || matches!(first, First::Probe { .. });
+            self.counters.protocol_violations += u64::from(!honest);
+            return;
         }
         match first {
             First::Message { total, tag, ack } => {

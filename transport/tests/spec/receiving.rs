@@ -2,7 +2,7 @@
 
 use portolan_sim::harness::{MS, SECOND, US};
 use portolan_sim::puppet::{MAX_LEN, NOTHING, Puppet};
-use portolan_transport::policy::{Ack, Policy};
+use portolan_transport::policy::{Ack, Policy, Profile};
 
 use crate::{any, policy, puppet};
 
@@ -79,6 +79,37 @@ fn s5_6_no_acknowledgement_crosses_what_is_not_confirmed() {
     assert!(any(&outcome, "ACK 2"), "{outcome:?}");
     let outcome = p.says(p.drop_confirm(2));
     assert!(any(&outcome, "ACK 4"), "{outcome:?}");
+}
+
+// A window of messages that are refused for good, and every DROP-CONFIRM lost; to the sender they are over, so it sends what follows. Expect with any
+// recovery: told again, until it is confirmed; no violation. Without that both wait for each other, go-back-N at the rate of the line. transport.md §5.6
+#[test]
+fn s5_6_a_window_of_refusals_is_told_again() {
+    for profile in Profile::ALL {
+        let mut p = Puppet::new(profile.policy(), 16);
+        let window = profile.policy().window_messages;
+        for number in 0..window {
+            let long = p.rts(number, MAX_LEN + 1, 100);
+            p.says(long);
+        }
+        let (mut told, mut rounds) = (0, 0);
+        while told < window {
+            rounds += 1;
+            assert!(rounds <= window, "{profile:?}: {told} of {window}");
+            let beyond = p.eager(window);
+            let outcome = p.says(beyond);
+            assert!(any(&outcome, "MSGDROP"), "{profile:?}: {outcome:?}");
+            assert!(!any(&outcome, "violation"), "{profile:?}: {outcome:?}");
+            let drops = outcome.iter().filter(|line| line.starts_with("MSGDROP"));
+            for number in told..told + u32::try_from(drops.count()).unwrap() {
+                p.says(p.drop_confirm(number));
+                told = number + 1;
+            }
+        }
+        let beyond = p.eager(window);
+        let outcome = p.says(beyond);
+        assert_eq!(p.delivered(), 1, "{profile:?}: {outcome:?}");
+    }
 }
 
 // Given-up numbers that are not confirmed: sixteen per stream, then no more commits until one is. transport.md §14
