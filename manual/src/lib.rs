@@ -24,14 +24,22 @@ pub fn write(command: Command, section: u8, directory: &Path) -> io::Result<()> 
         clap_complete::generate_to(shell, &mut whole, &name, directory)?;
     }
     whole.build();
-    pages(&whole, &name, section, directory)
+    let source = format!("{name} {}", command.get_version().unwrap_or_default());
+    pages(&whole, &name, source.trim(), section, directory)
 }
 
-fn pages(command: &Command, name: &str, section: u8, directory: &Path) -> io::Result<()> {
+fn pages(
+    command: &Command,
+    name: &str,
+    source: &str,
+    section: u8,
+    directory: &Path,
+) -> io::Result<()> {
     for sub in visible(command) {
         pages(
             sub,
             &format!("{name}-{}", sub.get_name()),
+            source,
             section,
             directory,
         )?;
@@ -40,6 +48,7 @@ fn pages(command: &Command, name: &str, section: u8, directory: &Path) -> io::Re
     let page = Man::new(command.clone().display_name(name))
         .title(name.to_uppercase())
         .section(section.to_string())
+        .source(source)
         .manual("Portolan");
     let mut text = Vec::new();
     page.render(&mut text)?;

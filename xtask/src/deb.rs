@@ -78,6 +78,9 @@ pub fn package(version: Option<&str>, more: &[u8]) -> Result<PathBuf> {
         process::run_ok(strip.arg(release.join(program)), QUICK)?;
     }
     manual(&stage)?;
+    let changelog = stage.join("changelog");
+    fs::copy(steps::root().join("CHANGELOG.md"), &changelog)?;
+    process::run_ok(Command::new("gzip").arg("-9n").arg(changelog), QUICK)?;
     if !more.is_empty() {
         let path = stage.join("portoland");
         let mut bytes = fs::read(&path)?;

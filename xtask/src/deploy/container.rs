@@ -127,7 +127,7 @@ impl Container {
         let mut command = Command::new("nsenter");
         command
             .arg(format!("--target={}", self.leader))
-            .args(["--mount", "--uts", "--ipc", "--net", "--pid", "--wd=/root"])
+            .args(["--mount", "--uts", "--ipc", "--net", "--pid"])
             .args([
                 "env",
                 "-i",
@@ -136,7 +136,7 @@ impl Container {
                 "DEBIAN_FRONTEND=noninteractive",
             ])
             .arg("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
-            .args(["sh", "-c", script]);
+            .args(["sh", "-c", &format!("cd /root\n{script}")]);
         command
     }
 

@@ -6,6 +6,7 @@
 
 mod container;
 mod load;
+pub mod quick;
 mod quickstart;
 mod scenario;
 

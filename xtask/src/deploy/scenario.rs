@@ -211,7 +211,7 @@ fn upgraded(system: &Container) -> Result<()> {
 /// The configuration's line for the group, changed and back.
 fn reloaded(system: &Container) -> Result<()> {
     system.ok("useradd --groups portolan alice", WITHIN)?;
-    let ask = "runuser -u alice -- portolan recv 9 --timeout 0.1 -q";
+    let ask = "timeout 1 runuser -u alice -- portolan recv 9 -q";
     let may = |expected: bool| -> Result<()> {
         let script = format!(
             "{ask} 2>&1 | grep -q 'not for uid'{}",
