@@ -58,6 +58,12 @@ pub enum Command {
     },
     /// Inject a fault into an engine, on purpose (root only), and tell what became of it
     Fault(Fault),
+    /// Write man pages and shell completions, for packagers
+    #[command(hide = true)]
+    Manual {
+        /// Into this directory
+        directory: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]

@@ -16,7 +16,7 @@ mod target;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use portolan::{Node, Report};
 
 use arguments::{Arguments, Command};
@@ -41,6 +41,11 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    if let Command::Manual { directory } = &arguments.command {
+        portolan_manual::write(Arguments::command(), 1, directory)
+            .with_context(|| directory.display().to_string())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let node = Node::attach(&arguments.socket)?;
     match &arguments.command {
         Command::Status(format) => report::show(&node, Report::Status, format.json),
@@ -60,5 +65,6 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Fault(fault) => fault::run(&node, fault),
+        Command::Manual { .. } => Ok(ExitCode::SUCCESS), // above
     }
 }

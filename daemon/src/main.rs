@@ -3,13 +3,16 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
+use anyhow::Context;
+use clap::{CommandFactory, Parser, Subcommand};
+use portoland::logging::{self, Process};
 
 /// The Portolan daemon: one per node.
 #[derive(Parser)]
 #[command(
+    name = "portoland",
     version,
+    after_help = "The configuration is /etc/portolan/portolan.toml where a package installed it. SIGHUP has it read again; SIGTERM and SIGINT end the daemon. $RUST_LOG says what is logged.",
     args_conflicts_with_subcommands = true,
     arg_required_else_help = true
 )]
@@ -30,6 +33,12 @@ enum Command {
     },
     /// Prints what a build must agree on with the one it replaces.
     Abi,
+    /// Writes man pages and shell completions, for packagers.
+    #[command(hide = true)]
+    Manual {
+        /// Into this directory.
+        directory: PathBuf,
+    },
     /// An engine; the daemon starts it.
     #[command(hide = true)]
     Engine {
@@ -68,13 +77,18 @@ fn main() -> ExitCode {
             Ok(())
         }
         Arguments {
+            command: Some(Command::Manual { directory }),
+            ..
+        } => portolan_manual::write(Arguments::command(), 8, &directory)
+            .with_context(|| directory.display().to_string()),
+        Arguments {
             command: Some(Command::Engine { at_leisure }),
             ..
         } => {
             if at_leisure {
                 portolan::turns::idle();
             }
-            log();
+            logging::begin(Process::Child);
             name_process(c"portoland-eng");
             portoland::engine::run()
         }
@@ -82,14 +96,14 @@ fn main() -> ExitCode {
             command: Some(Command::Service { socket }),
             ..
         } => {
-            log();
+            logging::begin(Process::Child);
             name_process(c"portoland-svc");
             portoland::service::run(&socket)
         }
         Arguments {
             config: Some(file), ..
         } => {
-            log();
+            logging::begin(Process::Supervisor);
             portoland::supervisor::run(&file, leisure)
         }
         Arguments { .. } => Ok(()),
@@ -104,14 +118,4 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Logs to standard error, as much as `RUST_LOG` says.
-fn log() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .init();
 }

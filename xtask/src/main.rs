@@ -11,7 +11,9 @@ mod build;
 mod ci;
 mod counts;
 mod coverage;
+mod deb;
 mod demo;
+mod deploy;
 mod faults;
 mod fuzz;
 mod lab;
@@ -42,6 +44,10 @@ enum Task {
     Demo(demo::Options),
     /// Installs what is missing, builds, and runs every test
     Test,
+    /// The Debian package
+    Deb(deb::Options),
+    /// Two Debian systems with systemd: the package installed, restarted, killed, upgraded, purged, under load
+    TestDeploy(deploy::Options),
     /// Formatting, lints, tidy checks, documentation, ring models, then everything `test` does, and `counts`
     Ci,
     /// Checks the repository's own rules: file lengths, leftovers, the papers' table, a pure transport
@@ -115,6 +121,8 @@ fn run(task: Task) -> Result<()> {
         Task::Setup => setup::run(),
         Task::Demo(options) => demo::run(&options),
         Task::Test => tests::run(),
+        Task::Deb(options) => deb::run(&options),
+        Task::TestDeploy(options) => deploy::run(&options),
         Task::Ci => ci::run(),
         Task::Tidy => tidy::run(),
         Task::Sim(options) => sim::run(&options),

@@ -20,9 +20,11 @@
 //! | `neighbours.rs`, `netlink.rs` | which MAC a peer has |
 //! | `interface.rs`, `interface_events.rs` | what becomes of the interface |
 //! | `steering.rs` | the XDP program |
+//! | `reload.rs`, `alive.rs` | the configuration read again; the service manager's watchdog |
 //! | `store/` | what survives the supervisor, and going on with it |
 //! | `spawn/`, `peer_credentials.rs` | the `unsafe` islands |
 
+mod alive;
 pub mod clients;
 pub mod config;
 mod documents;
@@ -45,6 +47,7 @@ pub mod poll;
 pub mod ports;
 mod privileges;
 pub mod recovery;
+pub mod reload;
 mod requests;
 mod reset;
 pub mod restarts;
@@ -81,6 +84,7 @@ use peers::PeersRound;
 use poll::{EventFlags, Poll, Source, Timer};
 use ports::Ports;
 use recovery::Cause;
+use reload::Reload;
 use service_process::Service;
 use sockets::Sockets;
 use spawn::Launcher;
@@ -129,6 +133,8 @@ pub struct Parts {
     pub leave: Option<OwnedFd>,
     /// Which executable this is.
     pub build: u32,
+    /// How it is to read its configuration again.
+    pub reload: Option<Reload>,
 }
 
 /// How a supervisor's run ended.
@@ -173,6 +179,9 @@ pub struct Supervisor {
     leave: Option<OwnedFd>,
     left: bool,
     build: u32,
+    reload: Option<Reload>,
+    resolves_neighbours: bool,
+    sign_of_life_every: Option<Duration>,
     /// Processes to be replaced when a standby is ready, and why: queue, launch.
     outdated: BTreeMap<(u8, u32), Cause>,
     /// A build that may replace this one.
@@ -192,6 +201,9 @@ impl Supervisor {
         poll.add(&parts.stop, Source::Stop, EventFlags::IN)?;
         if let Some(leave) = &parts.leave {
             poll.add(leave, Source::Leave, EventFlags::IN)?;
+        }
+        if let Some(reload) = &parts.reload {
+            poll.add(&reload.signal, Source::Reload, EventFlags::IN)?;
         }
         let neighbours = if parts.resolve_neighbours {
             Neighbours::new(&parts.config)?
@@ -253,6 +265,9 @@ impl Supervisor {
             leave: parts.leave,
             left: false,
             build: parts.build,
+            reload: parts.reload,
+            resolves_neighbours: parts.resolve_neighbours,
+            sign_of_life_every: alive::every(),
             outdated: BTreeMap::new(),
             upgrade: None,
             reserve: Some(memory::eventfd()?),
@@ -273,6 +288,7 @@ impl Supervisor {
             self.go_on(index, now);
         }
         self.start_service(now);
+        self.give_sign_of_life(now);
         while !self.has_stopped() {
             for (source, flags) in self.poll.wait()? {
                 self.on_event(source, flags);
@@ -325,6 +341,7 @@ impl Supervisor {
             Source::ServiceExit(launch) => self.on_service_exit(launch, now),
             Source::Neighbours => self.on_neighbours(),
             Source::Links => self.on_links(now),
+            Source::Reload => self.on_reload(now),
             Source::Client(id) => self.on_client(id, flags),
         }
     }
@@ -339,6 +356,7 @@ impl Supervisor {
             Timer::Neighbours => self.look_after_neighbours(now),
             Timer::Interface => self.on_interface_timer(now),
             Timer::Stop => self.kill_engines(),
+            Timer::Alive => self.give_sign_of_life(now),
         }
     }
 

@@ -35,6 +35,8 @@ pub enum Source {
     Neighbours,
     /// Something about a link changed.
     Links,
+    /// A signal to read the configuration again.
+    Reload,
     /// The watchdog saw something.
     Watchdog,
     /// A client.
@@ -58,6 +60,7 @@ impl Source {
             Self::Leave => (8, 0),
             Self::Upgrade => (9, 0),
             Self::Links => (10, 0),
+            Self::Reload => (11, 0),
         };
         kind << Self::BITS | value
     }
@@ -77,6 +80,7 @@ impl Source {
             8 => Self::Leave,
             9 => Self::Upgrade,
             10 => Self::Links,
+            11 => Self::Reload,
             _ => return None,
         })
     }
@@ -101,6 +105,8 @@ pub enum Timer {
     Interface,
     /// Stopping has taken long enough.
     Stop,
+    /// The service manager is due a sign of life.
+    Alive,
 }
 
 /// The epoll set and the timers.
@@ -200,6 +206,7 @@ mod tests {
             Source::ServiceExit(9),
             Source::Neighbours,
             Source::Links,
+            Source::Reload,
             Source::Watchdog,
             Source::Client(1 << 40),
         ] {

@@ -17,12 +17,13 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use rustix::fs::{FlockOperation, Mode};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::config::Config;
 use super::foundation::{Foundation, Plan};
 use super::kernel::{KernelVersion, Support};
 use super::leisure::Leisure;
+use super::reload::{Load, Reload};
 use super::sockets::KernelSockets;
 use super::spawn::Processes;
 use super::store::abi::Abi;
@@ -50,6 +51,7 @@ pub fn run(file: &Path, mut leisure: Leisure) -> anyhow::Result<()> {
     let kernel = running_kernel()?;
     let was = inherited.interface();
     let mut plan = self::plan(file, &kernel, was.clone())?;
+    crate::logging::set_level(plan.config.log_level);
     tracing::info!("{}", kernel.describe());
     if cfg!(feature = "volatile") {
         tracing::warn!("built to be measured: nothing survives the death of an engine");
@@ -106,6 +108,10 @@ pub fn run(file: &Path, mut leisure: Leisure) -> anyhow::Result<()> {
         watch_interface: true,
         store,
         build: manifest::build(),
+        reload: Some(Reload {
+            signal: signals.reload,
+            load: load_again(file),
+        }),
         config: config.clone(),
     })
     .context("the supervisor cannot be set up")?;
@@ -123,6 +129,15 @@ pub fn run(file: &Path, mut leisure: Leisure) -> anyhow::Result<()> {
         let _ = std::fs::remove_file(&config.socket);
     }
     Ok(())
+}
+
+/// Reads the file again, for the interface as the node knows it: that it is gone for the moment is nothing to complain of.
+fn load_again(file: &Path) -> Load {
+    let file = file.to_owned();
+    Box::new(move |config| {
+        let interface = (config.interface.clone(), config.interface_facts.clone());
+        Config::load(&file, &AsItWas { interface })
+    })
 }
 
 /// What the node is to be made for, or is made for if a predecessor's interface is given: that may be gone or another by now, or carry less or more
@@ -276,6 +291,8 @@ struct Signals {
     stop: OwnedFd,
     /// Leave it to a successor.
     leave: Option<OwnedFd>,
+    /// Read the configuration again.
+    reload: OwnedFd,
 }
 
 /// SIGINT stops the node. So does SIGTERM, unless somebody keeps our descriptors: a service manager sends it to restart us as well as to
@@ -295,7 +312,13 @@ fn signals(kept: bool) -> io::Result<Signals> {
         None
     };
     signal_hook::low_level::pipe::register(SIGINT, interrupted)?;
-    Ok(Signals { stop, leave })
+    let (reload, hung_up) = pair()?;
+    signal_hook::low_level::pipe::register(SIGHUP, hung_up)?;
+    Ok(Signals {
+        stop,
+        leave,
+        reload,
+    })
 }
 
 /// Holds our UDP ports in the kernel, so that it never answers our frames with ICMP and gives the ports to nobody else. Nothing is

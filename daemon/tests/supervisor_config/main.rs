@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod address;
 mod transport;
 
 use std::io;
@@ -345,13 +346,6 @@ fn each_mistake_is_named_with_its_line_and_a_remedy() {
             "224.0.0.1",
             "no address of one node",
             "unicast",
-        ),
-        (
-            "address = \"10.77.0.1\"\n",
-            "",
-            "interface =",
-            "needs network.address",
-            "give an address",
         ),
         (
             "address = \"10.77.0.1\"",

@@ -1,6 +1,8 @@
 //! A supervisor in a thread, with engines and clients played by the test.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod machine;
+
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,6 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use machine::Machine;
 use portolan_abi::PORT_ABI_VERSION;
 use portolan_abi::control::{ErrorCode, Request, Response};
 use portolan_abi::ledger::LedgerGeometry;
@@ -21,11 +24,11 @@ use portoland::engine_link::{FromEngine, MAX_PACKET, ToEngine};
 use portoland::supervisor::config::Config;
 use portoland::supervisor::kernel::Support;
 use portoland::supervisor::memory::{Crossings, QueueMemory, create_ledger, eventfd};
+use portoland::supervisor::reload::Reload;
 use portoland::supervisor::sockets::{NewSocket, NoSocket, Sockets};
 use portoland::supervisor::spawn::{Child, Launcher, Urgency};
 use portoland::supervisor::steering::NoSteering;
 use portoland::supervisor::store::Store;
-use portoland::supervisor::surroundings::{Account, Interface, Surroundings};
 use portoland::supervisor::{Parts, Supervisor};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
@@ -35,33 +38,6 @@ use rustix::net::{
 
 /// Nothing here takes this long.
 pub const DEADLINE: Duration = Duration::from_secs(10);
-
-struct Machine;
-
-impl Surroundings for Machine {
-    fn interface(&self, _: &str) -> std::io::Result<Option<Interface>> {
-        Ok(Some(Interface {
-            index: 1,
-            mac: [2, 0, 0, 0, 0, 1],
-            mtu: 1500,
-            addresses: vec!["10.0.0.1".parse().unwrap()],
-            rx_queues: Some(8),
-        }))
-    }
-    fn user(&self, name: &str) -> Option<Account> {
-        let id = name.parse().unwrap_or(65534);
-        Some(Account { uid: id, gid: id })
-    }
-    fn group(&self, name: &str) -> Option<u32> {
-        name.parse().ok()
-    }
-    fn cores(&self) -> Vec<usize> {
-        vec![0]
-    }
-    fn own_uid(&self) -> u32 {
-        0
-    }
-}
 
 /// An engine process, played by the test.
 pub struct FakeEngine {
@@ -285,6 +261,7 @@ pub struct Node {
     /// Per socket made: the UMEM it was made over, unless a new one.
     pub sockets: Receiver<Option<OwnedFd>>,
     stop: OwnedFd,
+    hung_up: OwnedFd,
     thread: Option<JoinHandle<std::io::Result<()>>>,
     ledgers: Vec<LedgerMapping>,
 }
@@ -328,19 +305,20 @@ impl Node {
             }
         });
         let memory = memory.collect();
-        let (stop, theirs) = rustix::net::socketpair(
-            AddressFamily::UNIX,
-            SocketType::STREAM,
-            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-            None,
-        )
-        .unwrap();
+        let (stop, theirs) = pair();
         let (sender, engines) = channel();
         let (made, sockets) = channel();
         let own_pid = i32::try_from(std::process::id()).unwrap();
         let service_pid = options.we_are_the_service.then_some(own_pid);
         let listener = listen(&config.socket);
+        let (reload, hung_up) = pair();
+        let file = directory.path().join("node.toml");
+        std::fs::write(&file, &text).unwrap();
         let thread = std::thread::spawn(move || {
+            let reload = Reload {
+                signal: reload,
+                load: Box::new(move |_| Config::load(&file, &Machine)),
+            };
             Supervisor::new(Parts {
                 incarnation: 7,
                 mtu: 1500,
@@ -362,6 +340,7 @@ impl Node {
                 store: Store::default(),
                 leave: None,
                 build: 1,
+                reload: Some(reload),
                 config,
             })?
             .run()
@@ -372,6 +351,7 @@ impl Node {
             engines,
             sockets,
             stop,
+            hung_up,
             thread: Some(thread),
             ledgers,
         }
@@ -434,6 +414,18 @@ impl Node {
         portolan_abi::ledger::unpair(word.load(std::sync::atomic::Ordering::Acquire))
     }
 
+    /// Changes the configuration file.
+    pub fn rewrite(&self, change: impl FnOnce(String) -> String) {
+        let file = self.directory.path().join("node.toml");
+        let text = std::fs::read_to_string(&file).unwrap();
+        std::fs::write(file, change(text)).unwrap();
+    }
+
+    /// Asks it to read its configuration again.
+    pub fn reload(&self) {
+        rustix::io::write(&self.hung_up, b"x").unwrap();
+    }
+
     /// Asks it to stop.
     pub fn ask_to_stop(&self) {
         rustix::io::write(&self.stop, b"x").unwrap();
@@ -463,6 +455,11 @@ impl Drop for Node {
             }
         }
     }
+}
+
+fn pair() -> (OwnedFd, OwnedFd) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
 }
 
 fn listen(path: &Path) -> OwnedFd {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use toml::{Spanned, Value};
 
 use super::acl::{Acl, PortSet, Subject};
+use super::address::only_address;
 use super::checker::{Checker, as_name};
 use super::file::{self, File};
 use super::recovery::recovery;
@@ -149,6 +150,13 @@ fn build(
         recovery,
         peers,
         acl,
+        log_level: file
+            .log
+            .level
+            .as_ref()
+            .map(|l| *l.get_ref())
+            .unwrap_or_default(),
+        written: toml::from_str(checker.text).unwrap_or_default(),
     };
     budget(checker, file, &config);
     Some(config)
@@ -256,11 +264,10 @@ fn own_address(
     interface: Option<&Interface>,
 ) -> Option<IpAddr> {
     let Some(value) = &file.network.address else {
-        if encap == Encap::Udp {
-            let message = "encap udp needs network.address; give an address of the interface";
-            checker.complain(file.network.interface.span(), message);
-        }
-        return None;
+        return match (encap, interface) {
+            (Encap::Udp, Some(interface)) => only_address(checker, file, interface),
+            _ => None,
+        };
     };
     let address = checker.address("network.address", value)?;
     if encap == Encap::Udp

@@ -5,6 +5,7 @@ use serde::Deserialize;
 use toml::{Spanned, Value};
 
 use crate::engine_link::{Encap, Wait};
+use crate::logging::Level;
 use crate::transport_policy::{AckTime, TimerAction};
 
 /// The whole file.
@@ -25,6 +26,15 @@ pub(super) struct File {
     #[serde(default)]
     pub peer: Vec<Peer>,
     pub acl: Option<Vec<Acl>>,
+    #[serde(default)]
+    pub log: Log,
+}
+
+/// What is logged.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Log {
+    pub level: Option<Spanned<Level>>,
 }
 
 /// What the whole cluster must agree on.

@@ -3,6 +3,7 @@
 //! What is wrong is said all at once, one line each: `FILE:LINE: what; what to do`.
 
 mod acl;
+mod address;
 mod budget;
 mod check;
 mod checker;
@@ -25,6 +26,7 @@ pub use budget::CreditBudget;
 use super::escalation::Bounds;
 use super::surroundings::{Account, Interface, Surroundings};
 use crate::engine_link::{Encap, Wait};
+use crate::logging::Level;
 use crate::transport_policy::TransportPolicy;
 
 /// How the NIC and the UMEM exchange frames.
@@ -153,6 +155,10 @@ pub struct Config {
     pub peers: Vec<Peer>,
     /// Who may open ports.
     pub acl: Acl,
+    /// How much is logged.
+    pub log_level: Level,
+    /// The file as it was written, for naming what another differs in.
+    pub written: toml::Table,
 }
 
 impl Config {

@@ -22,6 +22,7 @@ use super::store::points;
 use super::surroundings::Account;
 use super::watchdog::{STANDBY_PRIORITY, vitals};
 use crate::engine_link::LINK_FD;
+use crate::logging;
 
 /// A running child.
 #[derive(Debug)]
@@ -84,6 +85,7 @@ fn kept_environment() -> impl Iterator<Item = (OsString, OsString)> {
     std::env::vars_os().filter(|(name, _)| {
         let name = name.to_string_lossy();
         let ours = name.starts_with("PORTOLAN_") || name.starts_with("RUST_");
+        let ours = ours || name == logging::JOURNAL;
         ours && ![HANDOVER, FOR, points::VARIABLE].contains(&&*name)
     })
 }
@@ -109,7 +111,10 @@ impl Processes {
     fn start(&self, arguments: &[&[u8]], link: Option<OwnedFd>) -> io::Result<Child> {
         let arguments = arguments.iter().map(|one| CString::new(*one));
         let arguments = arguments.collect::<Result<Vec<_>, _>>()?;
-        let environment = kept_environment().map(|(name, value)| {
+        let told = (logging::VARIABLE.into(), logging::level().name().into());
+        let said = std::env::var_os(logging::VARIABLE).is_some();
+        let told = (!said).then_some(told);
+        let environment = kept_environment().chain(told).map(|(name, value)| {
             let bytes = [name.into_vec(), value.into_vec()].join(&b'=');
             CString::new(bytes)
         });

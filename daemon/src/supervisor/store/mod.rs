@@ -179,6 +179,15 @@ impl Store {
         self.remove_all(|_| true);
     }
 
+    /// Tells the manager that we come round.
+    pub fn alive(&self) {
+        if let Some(manager) = &self.manager
+            && let Err(error) = manager.say("WATCHDOG=1", None)
+        {
+            tracing::warn!(%error, "the service manager is given no sign of life");
+        }
+    }
+
     /// Tells the manager that we serve.
     pub fn ready(&self) {
         let Some(manager) = &self.manager else {
