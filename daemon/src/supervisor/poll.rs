@@ -31,6 +31,8 @@ pub enum Source {
     EngineExit(u8, u32),
     /// The service's death: launch.
     ServiceExit(u32),
+    /// The exporter's death: launch.
+    ExporterExit(u32),
     /// The kernel's neighbour table changed.
     Neighbours,
     /// Something about a link changed.
@@ -58,6 +60,7 @@ impl Source {
             Self::Leave => (8, 0),
             Self::Upgrade => (9, 0),
             Self::Links => (10, 0),
+            Self::ExporterExit(launch) => (11, u64::from(launch)),
         };
         kind << Self::BITS | value
     }
@@ -77,6 +80,7 @@ impl Source {
             8 => Self::Leave,
             9 => Self::Upgrade,
             10 => Self::Links,
+            11 => Self::ExporterExit(launch),
             _ => return None,
         })
     }
@@ -93,6 +97,10 @@ pub enum Timer {
     Engine(u8),
     /// The service is to be started.
     Service,
+    /// The exporter is to be started.
+    Exporter,
+    /// What engines count about peers is to be looked at.
+    PeerEvents,
     /// The engines should have told their peers by now.
     Peers,
     /// Neighbours are to be looked after.
@@ -198,6 +206,7 @@ mod tests {
             Source::Link(63, u32::MAX),
             Source::EngineExit(0, 7),
             Source::ServiceExit(9),
+            Source::ExporterExit(8),
             Source::Neighbours,
             Source::Links,
             Source::Watchdog,

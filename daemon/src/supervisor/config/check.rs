@@ -104,6 +104,7 @@ fn build(
     let (transport, policy) = transport(checker, &file.transport);
     let limits = limits(checker, &file.limits, peers.len());
     let recovery = recovery(checker, &file.recovery);
+    let metrics = super::metrics::listen(checker, &file.metrics);
     let acl = match &file.acl {
         Some(rules) => acl(checker, rules, surroundings),
         None => Acl::closed(surroundings.own_uid()),
@@ -149,6 +150,7 @@ fn build(
         recovery,
         peers,
         acl,
+        metrics,
     };
     budget(checker, file, &config);
     Some(config)

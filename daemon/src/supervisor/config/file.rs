@@ -25,6 +25,8 @@ pub(super) struct File {
     #[serde(default)]
     pub peer: Vec<Peer>,
     pub acl: Option<Vec<Acl>>,
+    #[serde(default)]
+    pub metrics: Metrics,
 }
 
 /// What the whole cluster must agree on.
@@ -127,6 +129,13 @@ pub(super) struct Peer {
     pub name: Spanned<String>,
     pub address: Option<Spanned<String>>,
     pub mac: Option<Spanned<String>>,
+}
+
+/// What Prometheus gets.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Metrics {
+    pub listen: Option<Spanned<String>>,
 }
 
 /// Who may open which ports.

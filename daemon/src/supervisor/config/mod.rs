@@ -7,11 +7,12 @@ mod budget;
 mod check;
 mod checker;
 mod file;
+mod metrics;
 mod recovery;
 mod transport;
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -153,6 +154,8 @@ pub struct Config {
     pub peers: Vec<Peer>,
     /// Who may open ports.
     pub acl: Acl,
+    /// Where metrics are to be had by HTTP, if anywhere.
+    pub metrics: Option<SocketAddr>,
 }
 
 impl Config {
