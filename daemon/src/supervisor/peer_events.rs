@@ -162,7 +162,9 @@ impl Supervisor {
         let answered: BTreeSet<usize> = reports.iter().map(|(engine, _)| *engine).collect();
         // Who did not answer would seem to have lost its peers.
         if !answered.is_empty() && answered.len() == running {
+            let own = self.config.node;
             let said = reports.iter().map(|(_, report)| report);
+            let said = said.filter(|report| report.node != own);
             for event in self.peers_seen.judge(said) {
                 self.events.record(event);
             }

@@ -489,7 +489,7 @@ impl Supervisor {
             if let Some(port) = self.ports.get(number) {
                 let (user, pid) = (port.owner_uid, port.owner_pid);
                 let failed = Event::new(Kind::PortFailed, "port closed for cause").port(number);
-                let failed = failed.field("reason", format!("{reason:?}"));
+                let failed = failed.field("reason", serde_json::json!(reason));
                 self.events
                     .record(failed.field("uid", user).field("pid", pid));
                 self.ports.hold_back(user, Instant::now());
@@ -539,7 +539,7 @@ impl Supervisor {
             .memory
             .set_port_life(number, port.generation, state::CLOSED);
         let closed = Event::new(Kind::PortClosed, "port closed").port(number);
-        let closed = closed.field("reason", format!("{reason:?}"));
+        let closed = closed.field("reason", serde_json::json!(reason));
         self.events.record(closed);
         points::reached("close.closed");
         if let Some(owner) = owner {
