@@ -51,7 +51,7 @@ pub fn run(node: Node, socket: &std::path::Path, options: &Events) -> anyhow::Re
         lost = None;
         let mut out = std::io::stdout().lock();
         for event in document["events"].as_array().into_iter().flatten() {
-            if !since.is_none_or(|since| happened(event).is_none_or(|at| at >= since)) {
+            if since.is_some_and(|since| happened(event).is_some_and(|at| at < since)) {
                 continue;
             }
             match options.format.json {

@@ -237,6 +237,13 @@ fn whoever_watches_sees_what_happens() {
         let mut ip = node.command("ip");
         process::run_ok(ip.args(["link", "set", "dev", &interface, state]), STEP).unwrap();
         follower.line(word);
+        let in_order = format!(
+            "portolan_interface_up{{interface=\"{interface}\",state=\"{state}\"}} {}",
+            u8::from(state == "up")
+        );
+        until("the page says so", STEP, || {
+            page(node).contains(&in_order).then_some(())
+        });
     }
 
     // The other node restarts and knows nothing of what was.
@@ -281,6 +288,39 @@ fn whoever_watches_sees_what_happens() {
     check_moved(&before, node);
     check_promtool(&page(node));
     check_documents(node, &top);
+    if let Some(directory) = std::env::var_os("PORTOLAN_RECORD") {
+        record(&cluster, Path::new(&directory));
+    }
+}
+
+/// What docs/monitoring.md shows: the commands as they look on a terminal 140 columns wide, colours and all.
+fn record(cluster: &Cluster, directory: &Path) {
+    let _one = cluster.open(1, options(9, 1 << 20));
+    let node = cluster.lab.node(1);
+    let load = Following::start(node.portolan().args(["ping", "2", "-c", "100000000"]));
+    for (name, arguments) in [
+        ("status", "status"),
+        ("peers", "peers"),
+        ("ports", "ports"),
+        ("top", "top --once --probe"),
+        ("events", "events"),
+    ] {
+        let program = node.portolan();
+        let program = program.get_program().to_str().unwrap().to_owned()
+            + &program
+                .get_args()
+                .map(|argument| format!(" {}", argument.to_str().unwrap()))
+                .collect::<String>();
+        let line = format!("stty cols 140; {program} {arguments}");
+        let mut script = Command::new("script");
+        script
+            .args(["-qec", &line, "/dev/null"])
+            .env("TERM", "xterm");
+        script.env("PORTOLAN_SOCKET", node.socket());
+        let text = process::run_ok(&mut script, STEP).unwrap();
+        fs::write(directory.join(name), text).unwrap();
+    }
+    drop(load);
 }
 
 /// Everything that is said to move here has moved; engines publish their counters now and then.

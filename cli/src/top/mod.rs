@@ -77,7 +77,7 @@ fn show(document: &Value, paint: Paint, live: bool, json: bool) -> std::io::Resu
     }
     let text = picture::text(document, paint);
     if !live {
-        write!(out, "{text}\n")?;
+        writeln!(out, "{text}")?;
         return out.flush();
     }
     let rows = rustix::termios::tcgetwinsize(&out).map_or(24, |size| usize::from(size.ws_row));

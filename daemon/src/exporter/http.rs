@@ -188,7 +188,7 @@ impl Server {
         {
             let is_ready = ready.get(index) == Some(&true);
             let stays = if is_ready {
-                self.advance(&mut connection, now, pages)
+                self.advance(&mut connection, pages)
             } else {
                 true
             };
@@ -202,12 +202,7 @@ impl Server {
     }
 
     /// False: it is over.
-    fn advance(
-        &mut self,
-        connection: &mut Connection,
-        now: Instant,
-        pages: &mut dyn Pages,
-    ) -> bool {
+    fn advance(&mut self, connection: &mut Connection, pages: &mut dyn Pages) -> bool {
         let mut space = [0; 2048];
         match &mut connection.stage {
             Stage::Asking(request) => {
@@ -239,7 +234,7 @@ impl Server {
                 };
                 connection.stage = Stage::Taking { answer, taken: 0 };
                 connection.deadline = Instant::now() + TAKES_WITHIN;
-                self.advance(connection, now, pages)
+                self.advance(connection, pages)
             }
             Stage::Taking { answer, taken } => {
                 let rest = answer.get(*taken..).unwrap_or_default();

@@ -482,18 +482,17 @@ impl Supervisor {
             reason,
         };
         self.tell_standby(index, &message);
-        if !matches!(
+        let in_order = matches!(
             reason,
             CloseReason::ByOwner | CloseReason::OwnerGone | CloseReason::Administrator
-        ) {
-            if let Some(port) = self.ports.get(number) {
-                let (user, pid) = (port.owner_uid, port.owner_pid);
-                let failed = Event::new(Kind::PortFailed, "port closed for cause").port(number);
-                let failed = failed.field("reason", serde_json::json!(reason));
-                self.events
-                    .record(failed.field("uid", user).field("pid", pid));
-                self.ports.hold_back(user, Instant::now());
-            }
+        );
+        if let Some(port) = self.ports.get(number).filter(|_| !in_order) {
+            let (user, pid) = (port.owner_uid, port.owner_pid);
+            let failed = Event::new(Kind::PortFailed, "port closed for cause").port(number);
+            let failed = failed.field("reason", serde_json::json!(reason));
+            self.events
+                .record(failed.field("uid", user).field("pid", pid));
+            self.ports.hold_back(user, Instant::now());
         }
         self.port_is_closed(number, reason);
     }
