@@ -1,7 +1,7 @@
 //! What may be said on the command line.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use portolan::service::{ECHO_PORT, SERVICE_PORT, TRANSFER_PORT};
@@ -40,6 +40,10 @@ pub enum Command {
     Ports(Format),
     /// Counters of the engines, and what the steering program did with frames
     Counters(Format),
+    /// What happened on this node: engines lost and replaced, ports, peers, refusals
+    Events(Events),
+    /// What this node does now: rates, tokens, CPU time, recoveries
+    Top(Top),
     /// Measure the time to another node and back
     Ping(Ping),
     /// Send standard input to `portolan recv` on another node
@@ -71,6 +75,54 @@ pub struct Format {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Events {
+    /// Go on with what happens from now on, until interrupted
+    #[arg(long, short = 'f')]
+    pub follow: bool,
+    /// Only what happened since then: `10m`, `2h 30s`, or a time as `2026-11-22T06:00:00Z`
+    #[arg(long, value_name = "WHEN", value_parser = since)]
+    pub since: Option<Since>,
+    /// Print JSON, one event a line
+    #[command(flatten)]
+    pub format: Format,
+}
+
+/// A time in the past.
+#[derive(Clone, Copy, Debug)]
+pub struct Since(pub SystemTime);
+
+fn since(text: &str) -> Result<Since, String> {
+    if let Ok(ago) = humantime::parse_duration(text) {
+        let at = SystemTime::now()
+            .checked_sub(ago)
+            .ok_or("that long ago there was no time")?;
+        return Ok(Since(at));
+    }
+    let at = humantime::parse_rfc3339_weak(text);
+    at.map(Since)
+        .map_err(|_| "neither a span as 10m nor a time as 2026-11-22T06:00:00Z".into())
+}
+
+#[derive(Debug, Args)]
+pub struct Top {
+    /// Seconds from one picture to the next
+    #[arg(long, short = 'i', value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    pub interval: Duration,
+    /// One picture, then end
+    #[arg(long)]
+    pub once: bool,
+    /// So many pictures, then end
+    #[arg(long, short = 'c')]
+    pub count: Option<u64>,
+    /// Ping the peers' services, too, and show percentiles
+    #[arg(long)]
+    pub probe: bool,
+    /// Print JSON, one picture a line
+    #[command(flatten)]
+    pub format: Format,
 }
 
 #[derive(Debug, Args)]
@@ -277,6 +329,25 @@ mod tests {
         assert!(Arguments::try_parse_from(["portolan", "recv", "256"]).is_err());
         assert!(Arguments::try_parse_from(["portolan", "ping", "2", "-s", "4097"]).is_err());
         assert!(Arguments::try_parse_from(["portolan", "ping", "2:256"]).is_err());
+    }
+
+    #[test]
+    fn times_in_the_past() {
+        for good in [
+            "10m",
+            "2h 30s",
+            "1day",
+            "2026-11-22T06:00:00Z",
+            "2026-11-22 06:00:00",
+        ] {
+            assert!(
+                since(good).is_ok_and(|at| at.0 < SystemTime::now() || good.contains('T')),
+                "{good}"
+            );
+        }
+        for bad in ["", "yesterday", "-10m", "99999999999999y", "é"] {
+            assert!(since(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

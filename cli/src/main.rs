@@ -3,7 +3,9 @@
 mod allsize;
 mod arguments;
 mod echo;
+mod events;
 mod fault;
+mod paint;
 mod ping;
 mod progress;
 mod receive_file;
@@ -12,6 +14,7 @@ mod report;
 mod send_file;
 mod table;
 mod target;
+mod top;
 
 use std::process::ExitCode;
 
@@ -52,6 +55,8 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Command::Peers(format) => report::show(&node, Report::Peers, format.json),
         Command::Ports(format) => report::show(&node, Report::Ports, format.json),
         Command::Counters(format) => report::show(&node, Report::Counters, format.json),
+        Command::Events(options) => events::run(node, &arguments.socket, options),
+        Command::Top(options) => top::run(&node, options),
         Command::Ping(options) => ping::run(&node, options),
         Command::Send(options) => send_file::run(&node, options),
         Command::Recv(options) => receive_file::run(&node, options),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use hdrhistogram::Histogram;
 use portolan::service::{Kind, Tag};
-use portolan::{Address, Event, Node, Port, PortOptions, SendOptions};
+use portolan::{Address, Event, Node, Port, PortOptions, Priority, SendOptions, Wait};
 use serde_json::{Value, json};
 
 use crate::arguments::Ping;
@@ -20,7 +20,7 @@ const SLOW_ENOUGH_TO_READ: Duration = Duration::from_millis(100);
 const HOPELESS: u64 = 5;
 
 /// What became of one ping.
-enum Outcome {
+pub enum Outcome {
     Answered(Duration),
     Lost(String),
 }
@@ -28,14 +28,7 @@ enum Outcome {
 pub fn run(node: &Node, options: &Ping) -> anyhow::Result<ExitCode> {
     let to = options.target.resolve(node)?;
     let priority = options.priority.priority();
-    let mut port = node.open_port(PortOptions {
-        wait: options.wait.wait(),
-        ..PortOptions::default()
-    })?;
-    for _ in 0..8 {
-        let buffer = port.allocate(options.size.max(64).into())?;
-        port.provide_receive_buffer(buffer, priority)?;
-    }
+    let mut port = open(node, options.size, priority, options.wait.wait())?;
     let payload: Vec<u8> = (0..options.size).map(|i| i as u8).collect();
     let first = random_id();
     let mut times = Histogram::<u64>::new_with_bounds(1, 600_000_000_000, 3)?;
@@ -44,16 +37,7 @@ pub fn run(node: &Node, options: &Ping) -> anyhow::Result<ExitCode> {
     for i in 0..options.count {
         let start = Instant::now();
         let id = first.wrapping_add(i) & (u64::MAX >> 8);
-        let send = SendOptions {
-            priority,
-            tag: Tag {
-                kind: Kind::Ping,
-                id,
-            }
-            .encode(),
-            timeout: Some(options.timeout),
-            ..SendOptions::default()
-        };
+        let send = self::options(id, priority, options.timeout);
         let outcome = one(&mut port, to, &payload, id, send, options.timeout)?;
         if talk {
             let text = match &outcome {
@@ -89,8 +73,32 @@ pub fn run(node: &Node, options: &Ping) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// A port to ping from, with buffers for the answers.
+pub fn open(node: &Node, size: u16, priority: Priority, wait: Wait) -> anyhow::Result<Port> {
+    let mut port = node.open_port(PortOptions {
+        wait,
+        ..PortOptions::default()
+    })?;
+    for _ in 0..8 {
+        let buffer = port.allocate(size.max(64).into())?;
+        port.provide_receive_buffer(buffer, priority)?;
+    }
+    Ok(port)
+}
+
+/// How ping number `id` is sent.
+pub fn options(id: u64, priority: Priority, timeout: Duration) -> SendOptions {
+    let kind = Kind::Ping;
+    SendOptions {
+        priority,
+        tag: Tag { kind, id }.encode(),
+        timeout: Some(timeout),
+        ..SendOptions::default()
+    }
+}
+
 /// One ping and its answer. Answers to earlier ones, given up meanwhile, only give their buffers back.
-fn one(
+pub fn one(
     port: &mut Port,
     to: Address,
     payload: &[u8],
@@ -198,7 +206,7 @@ fn figures(times: &Histogram<u64>, divisor: f64) -> [(&'static str, f64); 7] {
     ]
 }
 
-fn percentiles(times: &Histogram<u64>, divisor: f64) -> Value {
+pub fn percentiles(times: &Histogram<u64>, divisor: f64) -> Value {
     if times.is_empty() {
         return Value::Null;
     }

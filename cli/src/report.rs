@@ -8,20 +8,22 @@ use std::process::ExitCode;
 use portolan::{Node, Report};
 use serde_json::Value;
 
+use crate::paint::Paint;
 use crate::recovery::Recovery;
 use crate::table::{Table, duration, plain};
 
 /// Prints a report.
 pub fn show(node: &Node, report: Report, json: bool) -> anyhow::Result<ExitCode> {
     let document = node.report(report)?;
+    let paint = Paint::for_stdout();
     let text = if json {
         format!("{document:#}\n")
     } else {
         match report {
-            Report::Status => status(&document),
-            Report::Peers => peers(&document),
-            Report::Ports => ports(&document),
-            Report::Counters => counters(&document),
+            Report::Status => status(&document, paint),
+            Report::Peers => peers(&document, paint),
+            Report::Ports => ports(&document, paint),
+            Report::Counters => counters(&document, paint),
         }
     };
     std::io::stdout().lock().write_all(text.as_bytes())?;
@@ -63,7 +65,7 @@ fn size(bytes: f64) -> String {
     }
 }
 
-fn status(document: &Value) -> String {
+fn status(document: &Value, paint: Paint) -> String {
     let mut text = String::new();
     let empty = serde_json::Map::new();
     let node = document["node"].as_object().unwrap_or(&empty);
@@ -76,10 +78,11 @@ fn status(document: &Value) -> String {
         match key.as_str() {
             "id" | "name" => {}
             "uptime_s" => about.row(vec!["  up".into(), uptime(value.as_u64().unwrap_or(0))]),
-            key => about.row(vec![format!("  {key}"), plain(value)]),
+            key if !value.is_null() => about.row(vec![format!("  {key}"), plain(value)]),
+            _ => {}
         }
     }
-    text += &about.render_ragged();
+    text += &about.render_ragged(paint);
     text += "\n";
     let engines = list(document, "engines");
     let keys = [
@@ -93,8 +96,8 @@ fn status(document: &Value) -> String {
         ("restarts", "restarts"),
         ("standby", "standby"),
     ];
-    text += &columns(engines, &keys).render();
-    text += &recoveries(engines);
+    text += &columns(engines, &keys).paint(paint);
+    text += &recoveries(engines, paint);
     for (section, heading) in [("transport", "transport"), ("limits", "limit")] {
         let Some(values) = document[section].as_object().filter(|v| !v.is_empty()) else {
             continue;
@@ -104,13 +107,13 @@ fn status(document: &Value) -> String {
         for (key, value) in values {
             table.row(vec![plain(&key.as_str().into()), plain(value)]);
         }
-        text += &table.render();
+        text += &table.paint(paint);
     }
     text
 }
 
 /// What became of the engines that were lost last; nothing if none was.
-fn recoveries(engines: &[Value]) -> String {
+fn recoveries(engines: &[Value], paint: Paint) -> String {
     let mut table = Table::new(&["engine", "recovery", "cause", "by", "detected", "serving"]);
     let mut any = false;
     for engine in engines {
@@ -129,7 +132,7 @@ fn recoveries(engines: &[Value]) -> String {
         ]);
     }
     match any {
-        true => format!("\n{}", table.render()),
+        true => format!("\n{}", table.paint(paint)),
         false => String::new(),
     }
 }
@@ -144,7 +147,7 @@ fn uptime(seconds: u64) -> String {
     }
 }
 
-fn peers(document: &Value) -> String {
+fn peers(document: &Value, paint: Paint) -> String {
     let peers = list(document, "peers");
     if peers.is_empty() {
         return "no peers are configured or known\n".into();
@@ -162,10 +165,10 @@ fn peers(document: &Value) -> String {
         ("mac", "mac"),
         ("address", "address"),
     ];
-    columns(peers, &keys).render()
+    columns(peers, &keys).paint(paint)
 }
 
-fn ports(document: &Value) -> String {
+fn ports(document: &Value, paint: Paint) -> String {
     let ports = list(document, "ports");
     if ports.is_empty() {
         return "no ports are open\n".into();
@@ -177,14 +180,16 @@ fn ports(document: &Value) -> String {
         ("uid", "owner_uid"),
         ("engine", "queue"),
         ("send tokens", "send_tokens"),
+        ("under way", "sends_under_way"),
         ("receive tokens", "receive_tokens"),
+        ("offered", "buffers_offered"),
         ("arena", "arena_bytes"),
     ];
-    columns(ports, &keys).render()
+    columns(ports, &keys).paint(paint)
 }
 
 /// One row per counter, one column per engine; counters that are 0 everywhere only appear in the JSON.
-fn counters(document: &Value) -> String {
+fn counters(document: &Value, paint: Paint) -> String {
     let engines = list(document, "engines");
     let mut names: Vec<&String> = Vec::new();
     for engine in engines {
@@ -213,13 +218,13 @@ fn counters(document: &Value) -> String {
             table.row(row);
         }
     }
-    let mut text = table.render();
+    let mut text = table.paint(paint);
     let mut steering = Table::new(&["steering", "packets"]);
     for (reason, packets) in document["steering"].as_object().into_iter().flatten() {
         steering.row(vec![plain(&reason.as_str().into()), plain(packets)]);
     }
     text += "\n";
-    text += &steering.render();
+    text += &steering.paint(paint);
     text
 }
 
@@ -229,10 +234,26 @@ mod tests {
 
     use super::*;
 
+    fn status_plain(document: &Value) -> String {
+        status(document, Paint::NONE)
+    }
+
+    fn peers_plain(document: &Value) -> String {
+        peers(document, Paint::NONE)
+    }
+
+    fn ports_plain(document: &Value) -> String {
+        ports(document, Paint::NONE)
+    }
+
+    fn counters_plain(document: &Value) -> String {
+        counters(document, Paint::NONE)
+    }
+
     // The documents of the daemon. Expect: every value in its place.
     #[test]
     fn documents_become_tables() {
-        let text = status(&json!({
+        let text = status_plain(&json!({
             "node": { "id": 1, "name": "a", "mtu": 1500, "uptime_s": 3700 },
             "engines": [{ "queue": 0, "pid": 77, "state": "running", "epoch": 2, "core": null }],
             "limits": { "ports": 255 },
@@ -242,7 +263,7 @@ mod tests {
             assert!(text.contains(wanted), "{wanted}: {text}");
         }
         assert!(!text.contains("recovery"), "{text}");
-        let text = status(
+        let text = status_plain(
             &json!({ "engines": [{ "queue": 0, "standby": "ready", "last_recovery": {
             "number": 3, "cause": "hang", "tier": "adopt",
             "last_beat_ns": 1_000_000, "detected_at_ns": 2_500_000, "ready_at_ns": 2_600_000,
@@ -251,11 +272,12 @@ mod tests {
         for wanted in ["recovery", "hang", "adopt", "1500.0 us", "100.0 us"] {
             assert!(text.contains(wanted), "{wanted}: {text}");
         }
-        let text = peers(&json!({ "peers": [{ "node": 2, "state": "up", "rtt_ns": 45_600 }] }));
+        let text =
+            peers_plain(&json!({ "peers": [{ "node": 2, "state": "up", "rtt_ns": 45_600 }] }));
         assert!(text.contains("45.6 us") && text.contains("up"), "{text}");
-        let text = ports(&json!({ "ports": [{ "port": 7, "arena_bytes": 8 << 20 }] }));
+        let text = ports_plain(&json!({ "ports": [{ "port": 7, "arena_bytes": 8 << 20 }] }));
         assert!(text.contains("8 MiB"), "{text}");
-        let text = counters(&json!({
+        let text = counters_plain(&json!({
             "engines": [
                 { "queue": 0, "counters": { "frames_sent": 5, "never": 0 } },
                 { "queue": 1, "counters": { "frames_sent": 6, "never": 0 } },
@@ -281,7 +303,7 @@ mod tests {
         ];
         for document in nothing.iter().chain(&odd) {
             for show in [status, peers, ports, counters] {
-                show(document);
+                show(document, Paint::NONE);
             }
         }
     }

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use crate::paint::{Paint, Style, style_of};
+
 /// Rows of text under a heading.
 pub struct Table {
     rows: Vec<Vec<String>>,
@@ -19,7 +21,7 @@ impl Table {
     }
 
     /// As [`Self::render`], the first row apart: a title rather than headings.
-    pub fn render_ragged(&self) -> String {
+    pub fn render_ragged(&self, paint: Paint) -> String {
         let (title, rows) = match self.rows.split_first() {
             Some((title, rows)) => (title.join(" "), rows),
             None => return String::new(),
@@ -30,12 +32,13 @@ impl Table {
             .map(|c| c.chars().count())
             .max();
         let width = width.unwrap_or(0);
-        let mut text = title + "\n";
+        let mut text = paint.paint(Style::Heading, &title) + "\n";
         for row in rows {
             let (key, rest) = match row.split_first() {
                 Some((key, rest)) => (key.as_str(), rest.join("  ")),
                 None => continue,
             };
+            let rest = paint.paint(style_of(key, &rest), &rest);
             text += &format!("{key:width$}  {rest}\n");
         }
         text
@@ -43,6 +46,11 @@ impl Table {
 
     /// The lines, each with its end.
     pub fn render(&self) -> String {
+        self.paint(Paint::NONE)
+    }
+
+    /// The lines, each with its end; headings and words that tell a state in colours.
+    pub fn paint(&self, paint: Paint) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let widths: Vec<usize> = (0..columns)
             .map(|c| {
@@ -60,8 +68,9 @@ impl Table {
             })
             .collect();
         let mut text = String::new();
-        for row in &self.rows {
+        for (number, row) in self.rows.iter().enumerate() {
             let mut line = String::new();
+            let last = row.iter().rposition(|cell| !cell.is_empty());
             for (c, cell) in row.iter().enumerate() {
                 let pad = " ".repeat(widths[c] - cell.chars().count());
                 let gap = if c == 0 { "" } else { "  " };
@@ -70,7 +79,17 @@ impl Table {
                 } else {
                     (String::new(), pad)
                 };
-                line += &format!("{gap}{before}{cell}{after}");
+                let after = if last == Some(c) {
+                    String::new()
+                } else {
+                    after
+                };
+                let heading = self.rows.first().and_then(|row| row.get(c));
+                let style = match number {
+                    0 => Style::Heading,
+                    _ => heading.map_or(Style::Plain, |heading| style_of(heading, cell)),
+                };
+                line += &format!("{gap}{before}{}{after}", paint.paint(style, cell));
             }
             text += line.trim_end();
             text.push('\n');

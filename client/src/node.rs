@@ -244,6 +244,21 @@ impl Node {
         }
     }
 
+    /// What happened on the node after event number `after` of that run of its supervisor (`run` and `after` of the document read last;
+    /// `None` and 0 at first), as JSON. With `wait`, and nothing new, the daemon waits a moment for something to happen.
+    pub fn events(
+        &self,
+        run: Option<&str>,
+        after: u64,
+        wait: bool,
+    ) -> Result<serde_json::Value, NodeError> {
+        let run = run.map(str::to_owned);
+        match self.request(&Request::Events { run, after, wait })? {
+            Response::Document { document } => Ok(document),
+            other => Err(unexpected("Events", &other)),
+        }
+    }
+
     /// Injects a fault into an engine, on purpose: `kill`, `hang` or `reset`. Root only.
     pub fn inject_fault(&self, engine: u16, kind: &str) -> Result<(), NodeError> {
         let kind = kind.into();

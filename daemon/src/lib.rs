@@ -3,6 +3,7 @@
 
 pub mod engine;
 pub mod engine_link;
+pub mod exporter;
 pub mod logging;
 pub mod service;
 pub mod supervisor;

@@ -53,6 +53,19 @@ enum Command {
         #[arg(long)]
         socket: PathBuf,
     },
+    /// The exporter of metrics; the daemon starts it.
+    #[command(hide = true)]
+    Metrics {
+        /// The daemon's socket.
+        #[arg(long, required_unless_present = "list")]
+        socket: Option<PathBuf>,
+        /// Where to listen.
+        #[arg(long, required_unless_present = "list")]
+        listen: Option<std::net::SocketAddr>,
+        /// Print every metric there is, for docs/metrics.md.
+        #[arg(long)]
+        list: bool,
+    },
 }
 
 /// What `ps` and `top` call this process, which was started as `/proc/self/exe`; at most 15 bytes.
@@ -99,6 +112,26 @@ fn main() -> ExitCode {
             logging::begin(Process::Child);
             name_process(c"portoland-svc");
             portoland::service::run(&socket)
+        }
+        Arguments {
+            command: Some(Command::Metrics { list: true, .. }),
+            ..
+        } => {
+            print!("{}", portoland::exporter::families::markdown());
+            Ok(())
+        }
+        Arguments {
+            command:
+                Some(Command::Metrics {
+                    socket: Some(socket),
+                    listen: Some(listen),
+                    ..
+                }),
+            ..
+        } => {
+            log();
+            name_process(c"portoland-met");
+            portoland::exporter::run(&socket, listen)
         }
         Arguments {
             config: Some(file), ..

@@ -86,6 +86,15 @@ pub enum Request {
     Ports {},
     /// Answered by [`Response::Document`].
     Counters {},
+    /// What happened on the node. Answered by [`Response::Document`]. Older daemons refuse it as no request.
+    Events {
+        /// `run` of the document that was read last; `None` at first.
+        run: Option<String>,
+        /// Only what happened after that event: `after` of that document, 0 at first.
+        after: u64,
+        /// If nothing has happened, wait a moment for something to happen.
+        wait: bool,
+    },
     /// Injects a fault (root only). Answered by [`Response::Done`].
     Fault {
         /// Which engine.
@@ -201,6 +210,11 @@ mod tests {
             Request::Peers {},
             Request::Ports {},
             Request::Counters {},
+            Request::Events {
+                run: None,
+                after: 0,
+                wait: true,
+            },
         ];
         for request in requests {
             let text = serde_json::to_string(&request).unwrap();

@@ -38,6 +38,12 @@ pub fn add(steps: &mut Steps) -> Result<bool> {
     };
     // Without it that test fails, and says what it lacks.
     steps.check("tshark", "apt-get install tshark", tshark)?;
+    let promtool = || {
+        let why = "checks our metrics and alert rules in a test";
+        setup::require("prometheus", "promtool", why)
+    };
+    let apt = "apt-get install --no-install-recommends prometheus";
+    steps.check("promtool", apt, promtool)?;
     // `--workspace` in all of them: another selection would select other features and build everything again.
     // Whatever uses the network runs alone: two cores carry one end-to-end test.
     let mut simulation = Command::new(build::bin_dir()?.join("portolan-sim"));

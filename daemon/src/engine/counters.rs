@@ -168,6 +168,28 @@ impl CounterPage {
 mod tests {
     use super::*;
 
+    // Expect: each reason moves the counter of its name, and no other.
+    #[test]
+    fn every_outer_error_has_its_counter() {
+        for (error, name) in [
+            (EncapError::Short, "outer_short"),
+            (EncapError::Mac, "outer_mac"),
+            (EncapError::Protocol, "outer_protocol"),
+            (EncapError::IpHeader, "outer_ip_header"),
+            (EncapError::IpChecksum, "outer_ip_checksum"),
+            (EncapError::Fragment, "outer_fragment"),
+            (EncapError::Address, "outer_address"),
+            (EncapError::UdpPort, "outer_udp_port"),
+            (EncapError::UdpLength, "outer_udp_length"),
+        ] {
+            let mut counters = EngineCounters::default();
+            counters.count_outer(error);
+            let moved = counters.table().filter(|(_, _, value)| *value == 1);
+            let moved: Vec<_> = moved.map(|(name, _, _)| name).collect();
+            assert_eq!(moved, [name]);
+        }
+    }
+
     #[test]
     fn every_counter_has_a_word_a_name_and_help() {
         let names = names();

@@ -48,6 +48,8 @@ pub enum Pending {
     Peers,
     /// What another build says of itself.
     Upgrade,
+    /// Something to happen: which run of the supervisor it has heard of, up to which event.
+    Events(Option<String>, u64),
 }
 
 /// A connection.
@@ -170,6 +172,7 @@ impl Supervisor {
         let had_reserve = self.reserve.take().is_some();
         let taken = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC);
         if let Ok(socket) = &taken {
+            self.statistics.turned_away += 1;
             refuse_at_the_door(socket, "the daemon is out of descriptors; try again");
         }
         let worked = taken.is_ok();
@@ -180,6 +183,7 @@ impl Supervisor {
 
     fn welcome(&mut self, socket: OwnedFd) {
         if self.clients.len() >= self.config.limits.clients {
+            self.statistics.turned_away += 1;
             refuse_at_the_door(
                 &socket,
                 "all connections are in use; try again, or raise limits.clients",
@@ -204,6 +208,7 @@ impl Supervisor {
 
     /// Watches a connection that is in the store.
     fn admit(&mut self, id: u64, socket: Arc<OwnedFd>, who: Credentials) -> bool {
+        self.statistics.connections += 1;
         let flags = EventFlags::IN | EventFlags::RDHUP;
         if let Err(error) = self.poll.add(&socket, Source::Client(id), flags) {
             tracing::warn!(%error, "a connection cannot be watched");
@@ -327,6 +332,7 @@ impl Supervisor {
         let Some(client) = self.clients.get_mut(id) else {
             return;
         };
+        self.statistics.answered(&response);
         client.pending = None;
         client.deadline = None;
         for packet in response_packets(client.asked, &response, fds) {
@@ -411,6 +417,10 @@ impl Supervisor {
                 self.close_port(port, CloseReason::Administrator);
                 let message = format!("the engine of port {port} does not answer; try again");
                 self.finish(id, unavailable(message), Vec::new());
+            }
+            Some(Pending::Events(run, after)) => {
+                let document = self.events.document(run.as_deref(), after);
+                self.finish(id, Response::Document { document }, Vec::new());
             }
             Some(Pending::Close(port)) => {
                 client.ports.remove(&port);

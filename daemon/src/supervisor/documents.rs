@@ -2,6 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
+use portolan_abi::ledger::unpair;
+use portolan_abi::port::PortGeometry;
 use portolan_transport::policy::{Ack, AckRule, OnTimeout, Order, Profile, Recovery};
 use serde_json::{Value, json};
 
@@ -52,6 +54,8 @@ impl Supervisor {
                 "uptime_s": self.started.elapsed().as_secs(),
                 "kernel": self.kernel.describe(),
                 "service_pid": self.service.pid(),
+                "metrics_pid": self.exporter.pid(),
+                "metrics": config.metrics.map(|address| address.to_string()),
             },
             "engines": engines,
             "transport": transport_document(config),
@@ -78,6 +82,7 @@ impl Supervisor {
             .iter()
             .filter_map(|(number, port)| {
                 let memory = port.memory.as_ref()?;
+                let (under_way, offered) = self.tokens_out(number, memory.geometry);
                 Some(json!({
                     "port": number,
                     "state": phase_name(port.phase),
@@ -88,33 +93,34 @@ impl Supervisor {
                     "send_tokens": memory.geometry.send_tokens,
                     "receive_tokens": memory.geometry.receive_tokens,
                     "arena_bytes": memory.geometry.arena_bytes,
+                    "sends_under_way": under_way,
+                    "buffers_offered": offered,
                 }))
             })
             .collect();
         json!({ "ports": rows })
     }
 
-    /// `portolan counters`.
-    pub(super) fn counters(&self) -> Value {
-        let steering: serde_json::Map<String, Value> = self
-            .steering
-            .counters()
-            .into_iter()
-            .map(|(name, packets)| (name, packets.into()))
-            .collect();
-        let names = crate::engine::counters::names();
-        let engines: Vec<Value> = (self.engines.iter())
-            .map(|engine| {
-                let ledger = engine.memory.ledger.ledger();
-                let values: serde_json::Map<String, Value> = names
-                    .iter()
-                    .zip(&ledger.header().counters)
-                    .map(|((name, _), word)| (name.clone(), word.load(Ordering::Relaxed).into()))
-                    .collect();
-                json!({ "queue": engine.index, "counters": values })
-            })
-            .collect();
-        json!({ "engines": engines, "steering": steering })
+    /// Send tokens of a port that are with its engine, and receive tokens.
+    fn tokens_out(&self, port: u16, geometry: PortGeometry) -> (usize, usize) {
+        let Some(engine) = self.engines.get(self.config.engine_of(port)) else {
+            return (0, 0);
+        };
+        let ledger = engine.memory.ledger.ledger();
+        let sends = ledger
+            .sends(port)
+            .iter()
+            .take(geometry.send_tokens as usize);
+        let receives = ledger
+            .receives(port)
+            .iter()
+            .take(geometry.receive_tokens as usize);
+        let sends = sends.filter(|record| record.tag.load(Ordering::Relaxed) != 0);
+        let offered = receives.filter(|record| {
+            let (consumed, provided) = unpair(record.load(Ordering::Relaxed));
+            consumed != provided
+        });
+        (sends.count(), offered.count())
     }
 }
 

@@ -25,6 +25,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::escalation::{Bounds, Escalation};
+use super::events::{Event, Kind, Severity};
 use super::memory::QueueMemory;
 use super::packet::Outbox;
 use super::recovery::Recoveries;
@@ -185,6 +186,20 @@ impl Engine {
     /// Does its next start wait, because it keeps dying?
     pub fn is_degraded(&self) -> bool {
         matches!(self.state, EngineState::Waiting(at) if at > Instant::now())
+    }
+
+    /// Its process is dead; told once that is in `recoveries`. An engine that leaves as it was asked to is no cause for concern.
+    pub(super) fn death_event(&self, pid: i32) -> Event {
+        let leaves = self.state == EngineState::Stopping;
+        let (text, severity) = match leaves {
+            true => ("engine stopped", Severity::Info),
+            false => ("engine died", Severity::Warning),
+        };
+        Event::new(Kind::EngineDied, text)
+            .severity(severity)
+            .engine(self.index)
+            .field("pid", pid)
+            .field("cause", self.recoveries.cause().name())
     }
 
     /// For people.

@@ -15,7 +15,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::SystemTime;
 
+use portolan_abi::control::Response;
 use serde_json::{Map, Value, json};
+
+use super::Supervisor;
+use super::clients::Pending;
 
 /// Events of a kind that are kept.
 pub const KEPT: usize = 128;
@@ -187,6 +191,11 @@ impl Event {
         self
     }
 
+    /// Its kind, for people and scripts.
+    pub fn kind_name(&self) -> &'static str {
+        self.kind.name()
+    }
+
     fn log(&self) {
         let kind = self.kind.name();
         let (engine, port, peer) = (self.engine, self.port, self.peer);
@@ -317,6 +326,31 @@ fn row(number: u64, recorded: &Recorded) -> Value {
         "peer": event.peer,
         "fields": event.fields,
     })
+}
+
+impl Supervisor {
+    /// A client asks what happened.
+    pub(super) fn request_events(&mut self, id: u64, run: Option<String>, after: u64, wait: bool) {
+        if wait && !self.events.has_after(run.as_deref(), after) {
+            self.wait_for(id, Pending::Events(run, after));
+            return;
+        }
+        let document = self.events.document(run.as_deref(), after);
+        self.finish(id, Response::Document { document }, Vec::new());
+    }
+
+    /// Something has happened: those who wait for that are told.
+    pub(super) fn tell_followers(&mut self) {
+        let waiting = (self.clients).waiting(|pending| matches!(pending, Pending::Events(..)));
+        for id in waiting {
+            let Some(client) = self.clients.get(id) else {
+                continue;
+            };
+            if let Some(Pending::Events(run, after)) = client.pending.clone() {
+                self.request_events(id, run, after, false);
+            }
+        }
+    }
 }
 
 #[cfg(test)]

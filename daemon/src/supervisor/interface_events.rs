@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Supervisor;
+use super::events::{Event, Kind, Severity};
 use super::interface::{Look, State, Todo};
 use super::netlink::{self, Link};
 use super::poll::Timer;
@@ -120,35 +121,29 @@ impl Supervisor {
         let todo = self.interface.judge(&look);
         let state = self.interface.state();
         if state != before.0 {
-            let (interface, before) = (name, before.0.name());
-            match state {
-                State::Up => tracing::info!(interface, before, "the interface is up"),
-                State::Down => {
-                    let mtu = look.link.map(|link| link.mtu);
-                    tracing::warn!(
-                        interface,
-                        before,
-                        mtu,
-                        "the interface is down, or its MTU is below 576: nothing is sent or received until that changes"
-                    );
-                }
-                State::Stripped => {
-                    let program = look.link.and_then(|link| link.program);
-                    tracing::warn!(
-                        interface,
-                        before,
-                        program,
-                        "our XDP program is not on the interface: no frame reaches us"
-                    );
-                }
-                State::Gone => {
-                    tracing::warn!(
-                        interface,
-                        before,
-                        "the interface is gone: the node goes on when there is one of that name and it is up"
-                    );
-                }
-            }
+            let (severity, text) = match state {
+                State::Up => (Severity::Info, "the interface is up"),
+                State::Down => (
+                    Severity::Warning,
+                    "the interface is down, or its MTU is below 576: nothing is sent or received until that changes",
+                ),
+                State::Stripped => (
+                    Severity::Warning,
+                    "our XDP program is not on the interface: no frame reaches us",
+                ),
+                State::Gone => (
+                    Severity::Warning,
+                    "the interface is gone: the node goes on when there is one of that name and it is up",
+                ),
+            };
+            let event = Event::new(Kind::InterfaceChanged, text)
+                .severity(severity)
+                .field("interface", name.as_str())
+                .field("state", state.name())
+                .field("before", before.0.name())
+                .field("mtu", look.link.map(|link| link.mtu))
+                .field("program", look.link.and_then(|link| link.program));
+            self.events.record(event);
         }
         if self.interface.takes_sockets() && !before.1 {
             for index in 0..self.engines.len() {
@@ -187,10 +182,10 @@ impl Supervisor {
     fn attach_again(&mut self) -> bool {
         match self.steering.attach_again(&self.config) {
             Ok(()) => {
-                tracing::warn!(
-                    interface = self.config.interface,
-                    "our XDP program is attached again"
-                );
+                let text = "our XDP program is attached again";
+                let event = Event::new(Kind::InterfaceChanged, text);
+                let interface = self.config.interface.as_str();
+                self.events.record(event.field("interface", interface));
                 self.store_steering();
                 true
             }
@@ -220,12 +215,11 @@ impl Supervisor {
     /// Engines of another MTU take over, as soon as there are any.
     fn change_mtu(&mut self, mtu: u16) {
         let before = self.interface.mtu();
-        tracing::warn!(
-            interface = self.config.interface,
-            before,
-            mtu,
-            "the MTU has changed"
-        );
+        let event = Event::new(Kind::InterfaceChanged, "the MTU has changed")
+            .field("interface", self.config.interface.as_str())
+            .field("before", before)
+            .field("mtu", mtu);
+        self.events.record(event);
         self.interface.told(mtu);
         for index in 0..self.engines.len() {
             let Some(engine) = self.engines.get(index) else {
@@ -266,13 +260,13 @@ impl Supervisor {
             ));
             return false;
         }
-        tracing::warn!(
-            interface = name,
-            index = link.index,
-            mac = super::format_mac(&link.mac),
-            mtu = link.mtu,
-            "another interface of our name: sockets and steering are made anew"
-        );
+        let text = "another interface of our name: sockets and steering are made anew";
+        let event = Event::new(Kind::InterfaceChanged, text)
+            .field("interface", name)
+            .field("index", link.index)
+            .field("mac", super::format_mac(&link.mac))
+            .field("mtu", link.mtu);
+        self.events.record(event);
         self.config = config;
         self.interface.rebuilt(link);
         self.sockets.moved(link.index);

@@ -16,7 +16,8 @@
 //! | `ports.rs`, `memory.rs` | ports, and all memory that outlives an engine |
 //! | `clients.rs`, `requests.rs` | connections and what they ask for |
 //! | `documents.rs`, `peers.rs` | the reports |
-//! | `events.rs` | what happened, for people |
+//! | `events.rs`, `peer_events.rs` | what happened, for people |
+//! | `statistics.rs`, `histogram.rs`, `exporter_process.rs` | what is counted, and the child that tells Prometheus |
 //! | `neighbours.rs`, `netlink.rs` | which MAC a peer has |
 //! | `interface.rs`, `interface_events.rs` | what becomes of the interface |
 //! | `steering.rs` | the XDP program |
@@ -32,7 +33,9 @@ mod engine_links;
 pub mod engines;
 pub mod escalation;
 pub mod events;
+mod exporter_process;
 mod foundation;
+pub mod histogram;
 mod interface;
 mod interface_events;
 pub mod kernel;
@@ -42,6 +45,7 @@ mod neighbours;
 pub mod netlink;
 pub mod packet;
 mod peer_credentials;
+mod peer_events;
 mod peers;
 pub mod poll;
 pub mod ports;
@@ -55,6 +59,7 @@ mod service_process;
 pub mod sockets;
 pub mod spawn;
 mod startup;
+mod statistics;
 pub mod steering;
 mod stopping;
 pub mod store;
@@ -74,12 +79,14 @@ use clients::Clients;
 use config::Config;
 use engines::{Engine, EngineState};
 use events::{Event, Events, Kind};
+use exporter_process::Exporter;
 use interface::Interface;
 use interface_events::Looks;
 use kernel::Support;
 use memory::{Crossings, QueueMemory};
 use neighbours::Neighbours;
 use netlink::LinkWatch;
+use peer_events::PeersSeen;
 use peers::PeersRound;
 use poll::{EventFlags, Poll, Source, Timer};
 use ports::Ports;
@@ -88,6 +95,7 @@ use reload::Reload;
 use service_process::Service;
 use sockets::Sockets;
 use spawn::Launcher;
+use statistics::Statistics;
 use steering::Steering;
 use store::Store;
 use store::handover::Probe;
@@ -172,6 +180,9 @@ pub struct Supervisor {
     ports: Ports,
     clients: Clients,
     events: Events,
+    statistics: Statistics,
+    exporter: Exporter,
+    peers_seen: PeersSeen,
     service: Service,
     peers_round: PeersRound,
     link_buffer: Vec<u8>,
@@ -258,6 +269,9 @@ impl Supervisor {
             ports: Ports::default(),
             clients: Clients::default(),
             events: Events::default(),
+            statistics: Statistics::default(),
+            exporter: Exporter::default(),
+            peers_seen: PeersSeen::default(),
             service: Service::default(),
             peers_round: PeersRound::default(),
             link_buffer: Vec::new(),
@@ -289,14 +303,22 @@ impl Supervisor {
         }
         self.start_service(now);
         self.give_sign_of_life(now);
+        self.look_at_peers(now);
+        self.schedule_exporter(now);
         while !self.has_stopped() {
-            for (source, flags) in self.poll.wait()? {
+            let happened = self.poll.wait()?;
+            let begun = Instant::now();
+            for (source, flags) in happened {
                 self.on_event(source, flags);
             }
             let now = Instant::now();
             while let Some(timer) = self.poll.due(now) {
                 self.on_timer(timer, now);
             }
+            if self.events.news() {
+                self.tell_followers();
+            }
+            self.statistics.turn(begun.elapsed());
         }
         if self.left && !self.stopping {
             tracing::info!("left: the service manager has everything for the next one");
@@ -339,6 +361,7 @@ impl Supervisor {
             Source::Link(queue, launch) => self.on_link(queue, launch, flags),
             Source::EngineExit(queue, launch) => self.on_engine_exit(queue, launch, now),
             Source::ServiceExit(launch) => self.on_service_exit(launch, now),
+            Source::ExporterExit(launch) => self.on_exporter_exit(launch, now),
             Source::Neighbours => self.on_neighbours(),
             Source::Links => self.on_links(now),
             Source::Reload => self.on_reload(now),
@@ -352,6 +375,8 @@ impl Supervisor {
             Timer::HeldBack(id) => self.on_held_back_timer(id),
             Timer::Engine(queue) => self.on_engine_timer(queue, now),
             Timer::Service => self.start_service(now),
+            Timer::Exporter => self.start_exporter(now),
+            Timer::PeerEvents => self.look_at_peers(now),
             Timer::Peers => self.on_peers_timer(now),
             Timer::Neighbours => self.look_after_neighbours(now),
             Timer::Interface => self.on_interface_timer(now),
@@ -376,6 +401,7 @@ impl Supervisor {
         self.close_all_ports();
         self.stop_engines();
         self.stop_service();
+        self.stop_exporter();
         self.poll.set_timer(now + STOP_WITHIN, Timer::Stop);
     }
 
@@ -397,7 +423,8 @@ impl Supervisor {
             return true;
         }
         let gone = |engine: &Engine| engine.state == EngineState::Stopped;
-        self.stopping && self.service_is_gone() && self.engines.iter().all(gone)
+        let children = self.service_is_gone() && self.exporter.is_gone();
+        self.stopping && children && self.engines.iter().all(gone)
     }
 
     /// A route changed: every engine is told.

@@ -25,7 +25,8 @@ const MAX_REPORTS: usize = 4096;
 pub struct PeersRound {
     id: u64,
     waiting: BTreeSet<usize>,
-    reports: Vec<(usize, PeerReport)>,
+    /// What was said: by which engine, of whom.
+    pub(super) reports: Vec<(usize, PeerReport)>,
     ends: Option<Instant>,
 }
 
@@ -33,6 +34,11 @@ impl Supervisor {
     /// A client asks for the peers.
     pub(super) fn request_peers(&mut self, client: u64) {
         self.wait_for(client, Pending::Peers);
+        self.begin_peers_round();
+    }
+
+    /// Asks the engines, unless they are being asked.
+    pub(super) fn begin_peers_round(&mut self) {
         if self.peers_round.ends.is_some() {
             return;
         }
@@ -87,6 +93,7 @@ impl Supervisor {
     fn end_round(&mut self) {
         self.peers_round.ends = None;
         self.peers_round.waiting.clear();
+        self.peers_were_seen();
         let document = self.peers_document();
         for client in self.clients.waiting(|pending| *pending == Pending::Peers) {
             let document = document.clone();

@@ -31,6 +31,8 @@ pub enum Source {
     EngineExit(u8, u32),
     /// The service's death: launch.
     ServiceExit(u32),
+    /// The exporter's death: launch.
+    ExporterExit(u32),
     /// The kernel's neighbour table changed.
     Neighbours,
     /// Something about a link changed.
@@ -61,6 +63,7 @@ impl Source {
             Self::Upgrade => (9, 0),
             Self::Links => (10, 0),
             Self::Reload => (11, 0),
+            Self::ExporterExit(launch) => (12, u64::from(launch)),
         };
         kind << Self::BITS | value
     }
@@ -81,6 +84,7 @@ impl Source {
             9 => Self::Upgrade,
             10 => Self::Links,
             11 => Self::Reload,
+            12 => Self::ExporterExit(launch),
             _ => return None,
         })
     }
@@ -97,6 +101,10 @@ pub enum Timer {
     Engine(u8),
     /// The service is to be started.
     Service,
+    /// The exporter is to be started.
+    Exporter,
+    /// What engines count about peers is to be looked at.
+    PeerEvents,
     /// The engines should have told their peers by now.
     Peers,
     /// Neighbours are to be looked after.
@@ -204,6 +212,7 @@ mod tests {
             Source::Link(63, u32::MAX),
             Source::EngineExit(0, 7),
             Source::ServiceExit(9),
+            Source::ExporterExit(8),
             Source::Neighbours,
             Source::Links,
             Source::Reload,

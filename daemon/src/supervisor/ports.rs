@@ -22,6 +22,7 @@ use portolan_abi::port::{CloseReason, PortGeometry, state};
 use super::Supervisor;
 use super::clients::Pending;
 use super::engines::Engine;
+use super::events::{Event, Kind};
 use super::memory::PortMemory;
 use super::store::names::PortLife;
 use super::store::{Name, PortPart, StoreError, points};
@@ -382,7 +383,9 @@ impl Supervisor {
         if let Some(engine) = self.engines.get(index) {
             engine.memory.set_port_life(number, generation, state::OPEN);
         }
-        tracing::debug!(port = number, generation, "port open");
+        let opened = Event::new(Kind::PortOpened, "port open").port(number);
+        let opened = opened.field("uid", port.owner_uid);
+        self.events.record(opened.field("pid", port.owner_pid));
         points::reached("open.open");
         let reply = Response::PortOpened {
             port: number,
@@ -479,14 +482,17 @@ impl Supervisor {
             reason,
         };
         self.tell_standby(index, &message);
-        if !matches!(
+        let in_order = matches!(
             reason,
             CloseReason::ByOwner | CloseReason::OwnerGone | CloseReason::Administrator
-        ) {
-            tracing::warn!(port = number, ?reason, "port closed for cause");
-            if let Some(user) = self.ports.get(number).map(|port| port.owner_uid) {
-                self.ports.hold_back(user, Instant::now());
-            }
+        );
+        if let Some(port) = self.ports.get(number).filter(|_| !in_order) {
+            let (user, pid) = (port.owner_uid, port.owner_pid);
+            let failed = Event::new(Kind::PortFailed, "port closed for cause").port(number);
+            let failed = failed.field("reason", serde_json::json!(reason));
+            self.events
+                .record(failed.field("uid", user).field("pid", pid));
+            self.ports.hold_back(user, Instant::now());
         }
         self.port_is_closed(number, reason);
     }
@@ -531,7 +537,9 @@ impl Supervisor {
         engine
             .memory
             .set_port_life(number, port.generation, state::CLOSED);
-        tracing::debug!(port = number, ?reason, "port closed");
+        let closed = Event::new(Kind::PortClosed, "port closed").port(number);
+        let closed = closed.field("reason", serde_json::json!(reason));
+        self.events.record(closed);
         points::reached("close.closed");
         if let Some(owner) = owner {
             self.owner_lost_port(owner, number);

@@ -1,11 +1,15 @@
 //! What is remembered of recoveries, for people and campaigns.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
 use super::escalation::Tier;
+use super::events::{Event, Kind};
+use super::histogram::Histogram;
 
 /// Why an engine was replaced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cause {
     /// It died by itself.
     Death,
@@ -28,6 +32,19 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::Death,
+        Self::Hang,
+        Self::Stuck,
+        Self::Wedged,
+        Self::Reset,
+        Self::Fault,
+        Self::Misbehaviour,
+        Self::Upgrade,
+        Self::Interface,
+    ];
+
     /// For people and scripts.
     pub fn name(self) -> &'static str {
         match self {
@@ -64,6 +81,9 @@ pub struct Recoveries {
     last: Option<Recovery>,
     /// Engines that took over from one that had died.
     takeovers: u64,
+    deaths: BTreeMap<Cause, u64>,
+    takeover: Histogram,
+    outage: Histogram,
 }
 
 impl Recoveries {
@@ -75,6 +95,7 @@ impl Recoveries {
     /// It is dead since then, and will be replaced so.
     pub fn died(&mut self, at_ns: u64, last_beat_ns: Option<u64>, tier: Tier) {
         let (cause, detected_at_ns) = self.suspected.take().unwrap_or((Cause::Death, at_ns));
+        *self.deaths.entry(cause).or_default() += 1;
         self.last = Some(Recovery {
             number: self.last.map_or(0, |last| last.number) + 1,
             cause,
@@ -87,13 +108,44 @@ impl Recoveries {
         });
     }
 
-    /// The next one serves since then.
-    pub fn ready(&mut self, adopted_in_ns: u64, at_ns: u64) {
-        if let Some(last) = self.last.as_mut().filter(|last| last.ready_at_ns.is_none()) {
-            last.ready_at_ns = Some(at_ns);
-            last.adopted_in_ns = Some(adopted_in_ns);
-            self.takeovers += 1;
-        }
+    /// The next one serves since then. Says what there is to tell.
+    pub fn ready(&mut self, adopted_in_ns: u64, at_ns: u64) -> Event {
+        let Some(last) = self.last.as_mut().filter(|last| last.ready_at_ns.is_none()) else {
+            return Event::new(Kind::EngineReady, "engine ready");
+        };
+        last.ready_at_ns = Some(at_ns);
+        last.adopted_in_ns = Some(adopted_in_ns);
+        self.takeovers += 1;
+        let takeover_ns = at_ns.saturating_sub(last.detected_at_ns);
+        self.takeover.observe(takeover_ns);
+        let outage_ns = (last.last_beat_ns).map(|beat| at_ns.saturating_sub(beat));
+        self.outage.observe(outage_ns.unwrap_or(takeover_ns));
+        let text = "engine recovered: another serves";
+        Event::new(Kind::EngineRecovered, text)
+            .field("cause", last.cause.name())
+            .field("tier", last.tier.name())
+            .field("takeover_ns", takeover_ns)
+            .field("outage_ns", outage_ns)
+    }
+
+    /// Why the engine that just died did.
+    pub fn cause(&self) -> Cause {
+        self.last.map_or(Cause::Death, |last| last.cause)
+    }
+
+    /// For `portolan counters`: deaths by cause, and how long it took from a death's being noticed, and from the last sign of life before it,
+    /// until another engine served.
+    pub fn statistics(&self) -> Value {
+        let deaths = Cause::ALL.iter().map(|cause| {
+            let count = self.deaths.get(cause).copied().unwrap_or(0);
+            (cause.name().to_owned(), count.into())
+        });
+        json!({
+            "deaths": deaths.collect::<serde_json::Map<_, _>>(),
+            "takeovers": self.takeovers,
+            "takeover": self.takeover.document(),
+            "outage": self.outage.document(),
+        })
     }
 
     /// Engines that took over from one that had died.

@@ -36,6 +36,7 @@ fn check_abi(abi: u32) -> Result<(), Response> {
 impl Supervisor {
     /// A client's request.
     pub(super) fn on_request(&mut self, id: u64, request: Request) {
+        self.statistics.requests += 1;
         let answer = match request {
             Request::Attach { abi } => check_abi(abi).map(|()| self.this_node()),
             Request::OpenPort {
@@ -55,6 +56,9 @@ impl Supervisor {
             Request::Peers {} => return self.request_peers(id),
             Request::Ports {} => Ok(self.document(self.ports_document())),
             Request::Counters {} => Ok(self.document(self.counters())),
+            Request::Events { run, after, wait } => {
+                return self.request_events(id, run, after, wait);
+            }
             Request::Fault { engine, kind } => self.fault(id, engine, &kind),
             Request::Upgrade { binary } => match self.request_upgrade(id, binary.as_deref()) {
                 Ok(()) => return,

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use super::Supervisor;
 use super::engines::EngineState;
 use super::escalation::Tier;
+use super::events::{Event, Kind};
 use super::poll::Timer;
 use super::recovery::Cause;
 use super::sockets::{NewSocket, NoSocket};
@@ -182,11 +183,9 @@ impl Supervisor {
                 xsk,
                 zero_copy,
             }) => {
-                tracing::info!(
-                    queue,
-                    tier = reset.tier.name(),
-                    "the queue has another socket"
-                );
+                let event = Event::new(Kind::QueueReset, "the queue has another socket");
+                let event = event.engine(queue).field("tier", reset.tier.name());
+                self.events.record(event);
                 engine.memory.umem = umem;
                 engine.memory.xsk = xsk;
                 engine.memory.zero_copy = zero_copy;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Supervisor;
 use super::config::Credentials;
+use super::events::{Event, Kind};
 use super::poll::{EventFlags, Source, Timer};
 use super::restarts::Restarts;
 use super::spawn::Child;
@@ -104,7 +105,9 @@ impl Supervisor {
         if self.stopping {
             return;
         }
-        tracing::warn!(pid = child.pid, "service died ({how})");
+        let died = Event::new(Kind::HelperDied, format!("service died ({how})"));
+        let died = died.field("helper", "service").field("pid", child.pid);
+        self.events.record(died);
         self.schedule_service(now);
     }
 

@@ -83,7 +83,8 @@ pub fn run(file: &Path, mut leisure: Leisure) -> anyhow::Result<()> {
             drop_privileges,
         )?,
     };
-    let launcher = Processes::new(config.user, &config.socket).context("processes")?;
+    let launcher =
+        Processes::new(config.user, &config.socket, config.metrics).context("processes")?;
     tracing::info!(
         node = config.node,
         name = config.name,

@@ -9,6 +9,7 @@ use portolan_abi::port::CloseReason;
 use super::Supervisor;
 use super::engines::{EngineState, Process, Stage};
 use super::escalation::Tier;
+use super::events::{Event, Kind};
 use super::poll::{EventFlags, Source, Timer};
 use super::ports::Phase;
 use super::recovery::Cause;
@@ -105,6 +106,8 @@ impl Supervisor {
             return;
         };
         process.stage = Stage::StandingBy;
+        let ready = Event::new(Kind::StandbyReady, "standby ready").engine(engine.index);
+        self.events.record(ready.field("pid", process.child.pid));
         if let Err(error) = self.launcher.schedule(&process.child, Urgency::Urgent) {
             if !self.warned_of_priority {
                 tracing::warn!(
@@ -256,17 +259,11 @@ impl Supervisor {
             return;
         }
         process.stage = Stage::Serving(now);
-        engine.recoveries.ready(adopted_in_ns, at_ns);
-        self.watchdog.expect_beats(engine.index, launch);
-        let micros = adopted_in_ns / 1000;
         let pid = process.child.pid;
-        tracing::info!(
-            queue = engine.index,
-            pid,
-            epoch = engine.epoch(),
-            micros,
-            "engine ready"
-        );
+        let event = engine.recoveries.ready(adopted_in_ns, at_ns);
+        self.watchdog.expect_beats(engine.index, launch);
+        let event = event.engine(engine.index).field("pid", pid);
+        self.events.record(event.field("epoch", engine.epoch()));
         let healthy = now + engine.escalation.healthy_after();
         self.poll.set_timer(healthy, Timer::Engine(engine.index));
         self.steer_to(index);
@@ -331,11 +328,9 @@ impl Supervisor {
                     at_ns,
                 } => self.on_fenced(queue, launch, cause, at_ns),
                 Seen::WillNotDie { queue, launch } => {
-                    tracing::error!(
-                        queue,
-                        launch,
-                        "the engine was killed and does not die: it is stuck in the kernel; its queue waits for that"
-                    );
+                    let text = "the engine was killed and does not die: it is stuck in the kernel; its queue waits for that";
+                    let stuck = Event::new(Kind::EngineStuck, text).engine(queue);
+                    self.events.record(stuck.field("launch", launch));
                 }
                 Seen::Death {
                     queue,
@@ -394,6 +389,7 @@ impl Supervisor {
         let (tier, wait) = engine.escalation.died(served);
         let tier = engine.reset.map_or(tier, |reset| reset.tier.max(tier));
         engine.recoveries.died(at_ns, last_beat_ns, tier);
+        self.events.record(engine.death_event(dead.child.pid));
         if let Some(standby) = &engine.standby
             && matches!(standby.stage, Stage::Preparing(_))
         {
@@ -463,11 +459,9 @@ impl Supervisor {
             }
             return;
         }
-        tracing::error!(
-            queue,
-            seconds = wait.as_secs(),
-            "engine degraded: it keeps dying, the next start waits"
-        );
+        let text = "engine degraded: it keeps dying, the next start waits";
+        let event = Event::new(Kind::EngineDegraded, text).engine(queue);
+        self.events.record(event.field("seconds", wait.as_secs()));
         self.poll.set_timer(now + wait, Timer::Engine(queue));
         self.finish_closing(index, CloseReason::OwnerGone);
         self.refuse_opening(index);
@@ -504,6 +498,8 @@ impl Supervisor {
                 let asked_for = engine.reset.is_some() && dead.fenced;
                 self.bury(index, &dead);
                 if !asked_for {
+                    let event = Event::new(Kind::EngineDied, "standby died").engine(queue);
+                    self.events.record(event.field("pid", dead.child.pid));
                     self.on_early_death(index, now);
                 }
             }

@@ -105,6 +105,7 @@ fn build(
     let (transport, policy) = transport(checker, &file.transport);
     let limits = limits(checker, &file.limits, peers.len());
     let recovery = recovery(checker, &file.recovery);
+    let metrics = super::metrics::listen(checker, &file.metrics);
     let acl = match &file.acl {
         Some(rules) => acl(checker, rules, surroundings),
         None => Acl::closed(surroundings.own_uid()),
@@ -157,6 +158,7 @@ fn build(
             .map(|l| *l.get_ref())
             .unwrap_or_default(),
         written: toml::from_str(checker.text).unwrap_or_default(),
+        metrics,
     };
     budget(checker, file, &config);
     Some(config)

@@ -28,6 +28,8 @@ pub(super) struct File {
     pub acl: Option<Vec<Acl>>,
     #[serde(default)]
     pub log: Log,
+    #[serde(default)]
+    pub metrics: Metrics,
 }
 
 /// What is logged.
@@ -137,6 +139,13 @@ pub(super) struct Peer {
     pub name: Spanned<String>,
     pub address: Option<Spanned<String>>,
     pub mac: Option<Spanned<String>>,
+}
+
+/// What Prometheus gets.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Metrics {
+    pub listen: Option<Spanned<String>>,
 }
 
 /// Who may open which ports.

@@ -8,11 +8,12 @@ mod budget;
 mod check;
 mod checker;
 mod file;
+mod metrics;
 mod recovery;
 mod transport;
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -159,6 +160,8 @@ pub struct Config {
     pub log_level: Level,
     /// The file as it was written, for naming what another differs in.
     pub written: toml::Table,
+    /// Where metrics are to be had by HTTP, if anywhere.
+    pub metrics: Option<SocketAddr>,
 }
 
 impl Config {

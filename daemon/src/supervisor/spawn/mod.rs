@@ -8,6 +8,7 @@ pub(super) mod birth;
 
 use std::ffi::{CString, OsString};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -56,6 +57,13 @@ pub trait Launcher {
     /// # Errors
     /// The system's.
     fn service(&mut self) -> io::Result<Option<Child>>;
+    /// Starts the exporter of metrics, with our end of its standard input, at whose end it leaves; `None` if there is none.
+    ///
+    /// # Errors
+    /// The system's.
+    fn exporter(&mut self) -> io::Result<Option<(Child, OwnedFd)>> {
+        Ok(None)
+    }
     /// Kills a child with SIGKILL. Its exit descriptor becomes readable.
     ///
     /// # Errors
@@ -75,6 +83,7 @@ pub trait Launcher {
 pub struct Processes {
     user: Account,
     socket: PathBuf,
+    metrics: Option<SocketAddr>,
     null: OwnedFd,
     /// Keeps [`LINK_FD`] taken, so that no descriptor of ours has that number.
     _link_number: Option<OwnedFd>,
@@ -91,24 +100,30 @@ fn kept_environment() -> impl Iterator<Item = (OsString, OsString)> {
 }
 
 impl Processes {
-    /// Children will run as `user`; the service connects to `socket`.
+    /// Children will run as `user`; the service and the exporter connect to `socket`, and the latter listens at `metrics`.
     ///
     /// # Errors
     /// The system's.
-    pub fn new(user: Account, socket: &Path) -> io::Result<Self> {
+    pub fn new(user: Account, socket: &Path, metrics: Option<SocketAddr>) -> io::Result<Self> {
         let null: OwnedFd = std::fs::File::open("/dev/null")?.into();
         let placeholder = rustix::io::fcntl_dupfd_cloexec(&null, LINK_FD)?;
         let taken = (placeholder.as_raw_fd() == LINK_FD).then_some(placeholder);
         Ok(Self {
             user,
             socket: socket.to_owned(),
+            metrics,
             null,
             _link_number: taken,
         })
     }
 
-    /// Starts ourselves with these arguments, a name for `ps` first.
-    fn start(&self, arguments: &[&[u8]], link: Option<OwnedFd>) -> io::Result<Child> {
+    /// Starts ourselves with these arguments, a name for `ps` first; with this instead of nothing as standard input.
+    fn start(
+        &self,
+        arguments: &[&[u8]],
+        link: Option<OwnedFd>,
+        input: Option<OwnedFd>,
+    ) -> io::Result<Child> {
         let arguments = arguments.iter().map(|one| CString::new(*one));
         let arguments = arguments.collect::<Result<Vec<_>, _>>()?;
         let told = (logging::VARIABLE.into(), logging::level().name().into());
@@ -119,7 +134,7 @@ impl Processes {
             CString::new(bytes)
         });
         let environment = environment.collect::<Result<Vec<_>, _>>()?;
-        let null = self.null.as_raw_fd();
+        let null = input.as_ref().unwrap_or(&self.null).as_raw_fd();
         let link_number = link.as_ref().map(AsRawFd::as_raw_fd);
         let (pid, exit) = birth::bear(&birth::Plan {
             program: c"/proc/self/exe",
@@ -182,20 +197,26 @@ fn confine(user: Account, null: RawFd, link: Option<RawFd>) -> io::Result<()> {
     Ok(())
 }
 
+/// Both ends of a child's link.
+fn link() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    Ok(rustix::net::socketpair(
+        family,
+        kind,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
+}
+
 impl Launcher for Processes {
     fn engine(&mut self, queue: u8, urgency: Urgency) -> io::Result<(Child, OwnedFd)> {
-        let (ours, theirs) = rustix::net::socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
+        let (ours, theirs) = link()?;
         let name = format!("portoland: engine {queue}");
         let mut arguments: Vec<&[u8]> = vec![name.as_bytes(), b"engine"];
         if urgency == Urgency::Idle {
             arguments.push(b"--at-leisure");
         }
-        let child = self.start(&arguments, Some(theirs))?;
+        let child = self.start(&arguments, Some(theirs), None)?;
         if urgency == Urgency::Urgent {
             // An error means that it is in the way, or takes longer.
             let _ = self.schedule(&child, Urgency::Urgent);
@@ -206,7 +227,25 @@ impl Launcher for Processes {
     fn service(&mut self) -> io::Result<Option<Child>> {
         let socket = self.socket.as_os_str().as_bytes();
         let arguments: [&[u8]; 4] = [b"portoland: service", b"service", b"--socket", socket];
-        self.start(&arguments, None).map(Some)
+        self.start(&arguments, None, None).map(Some)
+    }
+
+    fn exporter(&mut self) -> io::Result<Option<(Child, OwnedFd)>> {
+        let Some(listen) = self.metrics else {
+            return Ok(None);
+        };
+        let (ours, theirs) = link()?;
+        let (socket, listen) = (self.socket.as_os_str().as_bytes(), listen.to_string());
+        let arguments: [&[u8]; 6] = [
+            b"portoland: metrics",
+            b"metrics",
+            b"--socket",
+            socket,
+            b"--listen",
+            listen.as_bytes(),
+        ];
+        let child = self.start(&arguments, None, Some(theirs))?;
+        Ok(Some((child, ours)))
     }
 
     fn kill(&mut self, child: &Child) -> io::Result<()> {

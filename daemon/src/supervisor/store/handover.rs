@@ -31,6 +31,7 @@ use super::abi::Abi;
 use super::inherit::{HANDOVER, hand_over};
 use super::points;
 use crate::supervisor::clients::Pending;
+use crate::supervisor::events::{Event, Kind, Severity};
 use crate::supervisor::poll::{EventFlags, Source};
 use crate::supervisor::spawn::{Child, birth};
 use crate::supervisor::watchdog::vitals;
@@ -222,7 +223,8 @@ impl Supervisor {
             Ok(file) => self.hand_over(&file, client),
             Err(why) => why,
         };
-        tracing::warn!("not replaced: {failed}");
+        let event = Event::new(Kind::Upgrade, format!("not replaced: {failed}"));
+        self.events.record(event.severity(Severity::Warning));
         let code = ErrorCode::AbiMismatch;
         let message = failed;
         self.finish(client, Response::Error { code, message }, Vec::new());
@@ -230,6 +232,7 @@ impl Supervisor {
 
     /// Becomes another program. Returns only if that failed, and why.
     fn hand_over(&mut self, file: &File, client: u64) -> String {
+        self.end_exporter();
         let number = self.clients.get(client).and_then(|client| client.asked);
         let entries = self.store.iter().map(|(name, fd)| (name, &**fd));
         let handover = hand_over(entries);
