@@ -5,7 +5,7 @@
 //!
 //! | file | noun |
 //! |---|---|
-//! | `config/` | the configuration, its checks, the access list, the credit sum |
+//! | `config/` | the configuration, its checks, the access list, quotas, the credit sum |
 //! | `leisure.rs` | making way for others on the way up |
 //! | `foundation.rs` | what the node stands on, made or gone on with |
 //! | `startup.rs` | from a configuration to a running supervisor, with each failure in one line |
@@ -14,7 +14,7 @@
 //! | `escalation.rs`, `restarts.rs`, `recovery.rs` | what is done about deaths, and what is remembered |
 //! | `reset.rs`, `sockets.rs` | another socket for a queue |
 //! | `ports.rs`, `memory.rs` | ports, and all memory that outlives an engine |
-//! | `clients.rs`, `requests.rs` | connections and what they ask for |
+//! | `clients.rs`, `requests.rs`, `audit.rs` | connections, what they ask for, and who was refused |
 //! | `documents.rs`, `peers.rs` | the reports |
 //! | `events.rs` | what happened, for people |
 //! | `neighbours.rs`, `netlink.rs` | which MAC a peer has |
@@ -23,6 +23,7 @@
 //! | `store/` | what survives the supervisor, and going on with it |
 //! | `spawn/`, `peer_credentials.rs` | the `unsafe` islands |
 
+mod audit;
 pub mod clients;
 pub mod config;
 mod documents;
@@ -67,6 +68,7 @@ use std::time::{Duration, Instant};
 pub use leisure::Leisure;
 pub use startup::{ForeignStore, check, run};
 
+use audit::Audit;
 use clients::Clients;
 use config::Config;
 use engines::{Engine, EngineState};
@@ -166,6 +168,7 @@ pub struct Supervisor {
     ports: Ports,
     clients: Clients,
     events: Events,
+    audit: Audit,
     service: Service,
     peers_round: PeersRound,
     link_buffer: Vec<u8>,
@@ -246,6 +249,7 @@ impl Supervisor {
             ports: Ports::default(),
             clients: Clients::default(),
             events: Events::default(),
+            audit: Audit::default(),
             service: Service::default(),
             peers_round: PeersRound::default(),
             link_buffer: Vec::new(),

@@ -5,6 +5,7 @@ use portolan_abi::control::{ErrorCode, Request, Response};
 use portolan_abi::port::{CloseReason, PortGeometry};
 
 use super::Supervisor;
+use super::audit;
 use super::clients::Pending;
 use super::poll::Timer;
 use super::ports::{Opening, Phase};
@@ -36,6 +37,7 @@ fn check_abi(abi: u32) -> Result<(), Response> {
 impl Supervisor {
     /// A client's request.
     pub(super) fn on_request(&mut self, id: u64, request: Request) {
+        let name = audit::name(&request);
         let answer = match request {
             Request::Attach { abi } => check_abi(abi).map(|()| self.this_node()),
             Request::OpenPort {
@@ -61,6 +63,9 @@ impl Supervisor {
                 Err(refusal) => Err(refusal),
             },
         };
+        if let Err(refusal) = &answer {
+            self.audit_refusal(id, name, refusal);
+        }
         let (Ok(response) | Err(response)) = answer;
         self.finish(id, response, Vec::new());
     }
@@ -123,7 +128,10 @@ impl Supervisor {
                     self.wait_for(id, Pending::Free(port, geometry));
                 }
             }
-            Err(refusal) => self.finish(id, refusal, Vec::new()),
+            Err(refusal) => {
+                self.audit_refusal(id, "open_port", &refusal);
+                self.finish(id, refusal, Vec::new());
+            }
         }
     }
 

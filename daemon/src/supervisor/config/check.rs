@@ -9,6 +9,7 @@ use toml::{Spanned, Value};
 use super::acl::{Acl, PortSet, Subject};
 use super::checker::{Checker, as_name};
 use super::file::{self, File};
+use super::quota::quotas;
 use super::recovery::recovery;
 use super::transport::transport;
 use super::{Config, ConfigErrors, CreditBudget, Limits, Peer};
@@ -108,6 +109,7 @@ fn build(
         Some(rules) => acl(checker, rules, surroundings),
         None => Acl::closed(surroundings.own_uid()),
     };
+    let quotas = quotas(checker, &file.quota, &limits, surroundings);
 
     let config = Config {
         cluster,
@@ -149,6 +151,7 @@ fn build(
         recovery,
         peers,
         acl,
+        quotas,
     };
     budget(checker, file, &config);
     Some(config)
@@ -531,7 +534,7 @@ fn acl(checker: &mut Checker<'_>, rules: &[file::Acl], surroundings: &dyn Surrou
     Acl::new(checked)
 }
 
-fn subject(
+pub(super) fn subject(
     checker: &mut Checker<'_>,
     kind: &str,
     value: &Spanned<Value>,

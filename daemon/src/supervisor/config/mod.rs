@@ -7,6 +7,7 @@ mod budget;
 mod check;
 mod checker;
 mod file;
+mod quota;
 mod recovery;
 mod transport;
 
@@ -21,6 +22,7 @@ use serde::Deserialize;
 
 pub use acl::{Acl, Credentials, PortSet, Subject};
 pub use budget::CreditBudget;
+pub use quota::{Amounts, Exceeded, Quotas, Resource};
 
 use super::escalation::Bounds;
 use super::surroundings::{Account, Interface, Surroundings};
@@ -153,6 +155,8 @@ pub struct Config {
     pub peers: Vec<Peer>,
     /// Who may open ports.
     pub acl: Acl,
+    /// What each user may have at the same time.
+    pub quotas: Quotas,
 }
 
 impl Config {
