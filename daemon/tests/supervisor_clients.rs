@@ -396,10 +396,7 @@ fn a_user_cannot_take_all_connections() {
     match third.answer() {
         Some((Response::Error { code, message }, _)) => {
             assert_eq!(code, ErrorCode::Limit);
-            assert!(
-                message.contains("2 of its 2 connections"),
-                "{message}"
-            );
+            assert!(message.contains("2 of its 2 connections"), "{message}");
         }
         other => panic!("not refused: {other:?}"),
     }

@@ -130,6 +130,7 @@ pub(super) fn name(request: &Request) -> &'static str {
         Request::OpenPort { .. } => "open_port",
         Request::ClosePort { .. } => "close_port",
         Request::Fault { .. } => "fault",
+        Request::Capture { .. } => "capture",
         Request::Upgrade { .. } => "upgrade",
         _ => "report",
     }

@@ -481,6 +481,7 @@ impl Supervisor {
             return;
         };
         self.poll.remove(&client.socket);
+        self.end_captures_of(id);
         for port in &client.ports {
             self.disown(*port);
             self.close_port(*port, CloseReason::OwnerGone);

@@ -15,6 +15,7 @@
 //! | `reset.rs`, `sockets.rs` | another socket for a queue |
 //! | `ports.rs`, `memory.rs` | ports, and all memory that outlives an engine |
 //! | `clients.rs`, `requests.rs`, `audit.rs` | connections, what they ask for, and who was refused |
+//! | `captures.rs` | who captures frames |
 //! | `documents.rs`, `peers.rs` | the reports |
 //! | `events.rs` | what happened, for people |
 //! | `neighbours.rs`, `netlink.rs` | which MAC a peer has |
@@ -24,6 +25,7 @@
 //! | `spawn/`, `peer_credentials.rs` | the `unsafe` islands |
 
 mod audit;
+mod captures;
 pub mod clients;
 pub mod config;
 mod documents;
@@ -69,6 +71,7 @@ pub use leisure::Leisure;
 pub use startup::{ForeignStore, check, run};
 
 use audit::Audit;
+use captures::Captures;
 use clients::Clients;
 use config::Config;
 use engines::{Engine, EngineState};
@@ -169,6 +172,7 @@ pub struct Supervisor {
     clients: Clients,
     events: Events,
     audit: Audit,
+    captures: Captures,
     service: Service,
     peers_round: PeersRound,
     link_buffer: Vec<u8>,
@@ -250,6 +254,7 @@ impl Supervisor {
             clients: Clients::default(),
             events: Events::default(),
             audit: Audit::default(),
+            captures: Captures::default(),
             service: Service::default(),
             peers_round: PeersRound::default(),
             link_buffer: Vec::new(),

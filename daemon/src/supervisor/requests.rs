@@ -6,6 +6,7 @@ use portolan_abi::port::{CloseReason, PortGeometry};
 
 use super::Supervisor;
 use super::audit;
+use super::captures::Wanted;
 use super::clients::Pending;
 use super::poll::Timer;
 use super::ports::{Opening, Phase};
@@ -58,6 +59,23 @@ impl Supervisor {
             Request::Ports {} => Ok(self.document(self.ports_document())),
             Request::Counters {} => Ok(self.document(self.counters())),
             Request::Fault { engine, kind } => self.fault(id, engine, &kind),
+            Request::Capture {
+                engine,
+                snaplen,
+                peer,
+                buffer_bytes,
+            } => {
+                let wanted = Wanted {
+                    engine,
+                    snaplen,
+                    peer,
+                    buffer_bytes,
+                };
+                match self.request_capture(id, &wanted) {
+                    Ok(()) => return,
+                    Err(refusal) => Err(refusal),
+                }
+            }
             Request::Upgrade { binary } => match self.request_upgrade(id, binary.as_deref()) {
                 Ok(()) => return,
                 Err(refusal) => Err(refusal),

@@ -63,7 +63,7 @@ fn each_mistake_is_named_with_its_line() {
             PLACE,
             "[[quota]]\nuid = \"alice\"\nports = 1\n[[quota]]\nuid = 1000\nports = 2\n",
             "uid = 1000",
-            "quota of 1000 is given in line 21 already",
+            "quota of 1000 is given in line 23 already",
             "give it once",
         ),
         (
