@@ -192,6 +192,33 @@ fn a_capture_goes_on_with_the_next_engine() {
     assert!(rows.iter().all(|(name, ..)| name == "engine0"));
 }
 
+// The supervisor is killed while frames are captured; nothing is under way meanwhile. Expect: the capture goes on by itself with the next
+// one, and has every frame of before and after.
+#[test]
+fn a_capture_goes_on_with_the_next_supervisor() {
+    let directory = tempfile::tempdir().unwrap();
+    let cluster = Cluster::start_managed(Lab::builder().nodes(2));
+    let before = counted(&cluster);
+    let capture = Running::start(&cluster, directory.path(), &[]);
+    let open = |node, port| cluster.open(node, options(port, 200_000));
+    let ports = &mut [open(1, 10), open(2, 10)];
+    talk(ports);
+    counted(&cluster);
+    let manager = cluster.daemon(1).manager().unwrap();
+    let start = manager.kill().unwrap();
+    manager.wait_ready(start, STEP).unwrap();
+    until("the capture is asked for again", STEP, || {
+        let log = cluster.daemon(1).log();
+        (log.matches("frames are captured engine").count() >= 2).then_some(())
+    });
+    talk(ports);
+    let after = counted(&cluster);
+    let (said, file) = capture.end();
+    let rows = understood(&file);
+    let written = [on(&rows, "wire", "1"), on(&rows, "wire", "2")];
+    assert_eq!(written, [0, 1].map(|n| after[n] - before[n]), "{said}");
+}
+
 // Snaplen, count and a small ring that overflows. Expect: short frames, as many as wanted, and drops that are told.
 #[test]
 fn little_is_written_where_little_is_wanted() {
