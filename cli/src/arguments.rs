@@ -54,6 +54,8 @@ pub enum Command {
     Echo(Echo),
     /// Send messages of all sizes to another node's service and back, like gm_allsize
     Allsize(Allsize),
+    /// Write the frames of this node's engines to a file for Wireshark (root only)
+    Capture(Capture),
     /// Replace the daemon by another build while applications stay attached (root only)
     Upgrade {
         /// The build; without it, what is now where the daemon was started from
@@ -258,6 +260,31 @@ impl PriorityName {
             Self::High => Priority::High,
         }
     }
+}
+
+#[derive(Debug, Args)]
+pub struct Capture {
+    /// The file, in pcapng; `-` for standard output
+    #[arg(long, short = 'w', value_name = "FILE")]
+    pub write: PathBuf,
+    /// Only this engine: its queue's number
+    #[arg(long, value_name = "N")]
+    pub engine: Option<u16>,
+    /// Only frames to and from this node; `inside` frames have this node's own number
+    #[arg(long, value_name = "NODE")]
+    pub peer: Option<String>,
+    /// Bytes of each frame that are kept
+    #[arg(long, short = 's', value_name = "BYTES", default_value_t = 16384, value_parser = clap::value_parser!(u32).range(64..=16384))]
+    pub snaplen: u32,
+    /// End after so many frames
+    #[arg(long, short = 'c')]
+    pub count: Option<u64>,
+    /// End after so many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub duration: Option<Duration>,
+    /// MiB of frames that may wait to be written, for each engine
+    #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub buffer: u32,
 }
 
 #[derive(Debug, Args)]

@@ -2,6 +2,7 @@
 
 mod allsize;
 mod arguments;
+mod capture;
 mod echo;
 mod events;
 mod fault;
@@ -62,6 +63,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Command::Recv(options) => receive_file::run(&node, options),
         Command::Echo(options) => echo::run(&node, options),
         Command::Allsize(options) => allsize::run(&node, options),
+        Command::Capture(options) => capture::run(&node, options),
         Command::Upgrade { binary } => {
             let absolute = binary.as_deref().map(std::path::absolute).transpose()?;
             let path = absolute.as_ref().map(|path| path.to_string_lossy());

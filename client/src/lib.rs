@@ -64,6 +64,7 @@
 
 mod alarm;
 mod arena;
+pub mod capture;
 mod control;
 mod error;
 mod event;

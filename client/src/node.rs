@@ -12,6 +12,7 @@ use portolan_abi::{MAX_ARENA_BYTES, MAX_RECEIVE_TOKENS, MAX_SEND_TOKENS, PORT_AB
 use std::sync::atomic::Ordering;
 
 use crate::arena::Memory;
+use crate::capture::{Capture, CaptureOptions};
 use crate::control::Connection;
 use crate::error::NodeError;
 use crate::free_list::ALIGN;
@@ -268,6 +269,11 @@ impl Node {
         }
     }
 
+    /// Captures the frames that pass an engine. Root only.
+    pub fn capture(&self, options: CaptureOptions) -> Result<Capture, NodeError> {
+        Capture::start(&self.path, options)
+    }
+
     /// Replaces the daemon by the build at `binary`, an absolute path, or by what is now where the daemon was started from, while
     /// applications stay attached. A build that cannot go on where the daemon stops is refused and changes nothing. Root only.
     pub fn upgrade(&self, binary: Option<&str>) -> Result<(), NodeError> {
@@ -393,6 +399,7 @@ pub(crate) fn unexpected(request: &str, response: &Response) -> NodeError {
     let kind = match response {
         Response::Node { .. } => "Node",
         Response::PortOpened { .. } => "PortOpened",
+        Response::Capturing { .. } => "Capturing",
         Response::Done => "Done",
         Response::Document { .. } => "Document",
         Response::Error { .. } => "Error",

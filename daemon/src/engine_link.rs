@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use portolan_abi::ledger::LedgerGeometry;
 use portolan_abi::port::{CloseReason, PortGeometry};
+use portolan_abi::tap::TapGeometry;
 use serde::{Deserialize, Serialize};
 
 use crate::transport_policy::TransportPolicy;
@@ -169,6 +170,17 @@ pub enum ToEngine {
         /// Returned in the answer.
         id: u64,
     },
+    /// Records every frame on a ring from now on, instead of on another one if there is one. Descriptors: ring, mark. Idempotent.
+    Tap {
+        /// Tells it from others.
+        id: u64,
+        /// The ring's layout.
+        geometry: TapGeometry,
+        /// Only frames to and from this node.
+        peer: Option<u16>,
+    },
+    /// Ends that, whichever ring it is. Idempotent.
+    Untap,
     /// Leave cleanly.
     Stop,
     /// Fault injection: stop looping, for ever.

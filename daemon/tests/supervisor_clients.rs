@@ -303,3 +303,125 @@ fn a_client_that_does_not_read_is_dropped() {
     settle(&node);
     assert!(asked.elapsed() < Duration::from_secs(1));
 }
+
+/// Asks, and gives the message of an expected refusal by a limit.
+fn limited(client: &Client, request: &Request) -> String {
+    match client.ask(request).0 {
+        Response::Error {
+            code: ErrorCode::Limit,
+            message,
+        } => message,
+        other => panic!("not limited: {other:?}"),
+    }
+}
+
+// Alice takes what she may have. Expect: no more, with the quota, what she has and the key in the message; Bob has his own; root has what
+// there is; what she gives back she may have again.
+#[test]
+fn a_user_cannot_take_everything() {
+    let more = "[[acl]]\nuid = \"any\"\nports = \"1-255\"\n\
+        [[quota]]\nuid = \"any\"\nports = 2\nsend_tokens = 64\nreceive_tokens = 64\narena_bytes = 196608\n\
+        [[quota]]\nuid = 1001\nports = 9\n";
+    let (node, engine) = Node::ready(&Options {
+        more: more.into(),
+        ..Options::default()
+    });
+    let asking = |port, send_tokens, receive_tokens, arena_bytes| Request::OpenPort {
+        abi: PORT_ABI_VERSION,
+        port: Some(port),
+        geometry: PortGeometry::new(send_tokens, receive_tokens, arena_bytes).unwrap(),
+    };
+    let alice = node.client_as(1000, 1000);
+    alice.open(&engine, 1);
+    // One port of 16, 16, 64 KiB is hers: each of these is one too much of something.
+    for (request, key, has) in [
+        (asking(2, 64, 16, 4096), "`send_tokens`", "16 of its 64"),
+        (asking(2, 16, 64, 4096), "`receive_tokens`", "16 of its 64"),
+        (
+            asking(2, 16, 16, 135_168),
+            "`arena_bytes`",
+            "65536 of its 196608",
+        ),
+    ] {
+        let message = limited(&alice, &request);
+        assert!(
+            message.contains(key) && message.contains(has),
+            "{key}: {message}"
+        );
+        assert!(message.contains("uid = \"any\""), "{message}");
+    }
+    // On another connection it is the same user's.
+    let again = node.client_as(1000, 7);
+    again.open(&engine, 2);
+    let message = limited(&alice, &open(Some(3)));
+    assert!(
+        message.contains("2 of its 2 ports") && message.contains("`ports`"),
+        "{message}"
+    );
+    // Bob's rule names ports only; the rest is everybody's.
+    let bob = node.client_as(1001, 1000);
+    bob.open(&engine, 3);
+    let message = limited(&bob, &asking(4, 64, 16, 4096));
+    assert!(message.contains("[[quota]] uid = 1001"), "{message}");
+    bob.open(&engine, 4);
+    bob.open(&engine, 5);
+    let root = node.client();
+    root.open(&engine, 6);
+    // What is being closed is hers until it is closed.
+    drop(again);
+    assert!(matches!(
+        engine.told().0,
+        ToEngine::ClosePort { port: 2, .. }
+    ));
+    limited(&alice, &open(Some(7)));
+    engine.say(&FromEngine::PortClosed {
+        port: 2,
+        generation: 1,
+        reason: CloseReason::OwnerGone,
+    });
+    settle(&node);
+    alice.open(&engine, 7);
+}
+
+#[test]
+fn a_user_cannot_take_all_connections() {
+    let more = "[[quota]]\nuid = \"any\"\nconnections = 2\n[limits]\nclients = 8\n";
+    let (node, _engine) = Node::ready(&Options {
+        more: more.into(),
+        ..Options::default()
+    });
+    let first = node.client_as(1000, 1000);
+    let _second = node.client_as(1000, 1000);
+    let third = node.client_as(1000, 1000);
+    match third.answer() {
+        Some((Response::Error { code, message }, _)) => {
+            assert_eq!(code, ErrorCode::Limit);
+            assert!(message.contains("2 of its 2 connections"), "{message}");
+        }
+        other => panic!("not refused: {other:?}"),
+    }
+    assert!(third.answer().is_none());
+    // Somebody else is let in, and so is she when she has left.
+    node.client_as(1001, 1001).ask(&ATTACH);
+    drop(first);
+    settle(&node);
+    assert!(matches!(
+        node.client_as(1000, 1000).ask(&ATTACH).0,
+        Response::Node { .. }
+    ));
+}
+
+// Nothing is configured. Expect: half of everything for a user, rounded up, and the other half for others.
+#[test]
+fn without_a_quota_a_user_has_half() {
+    let (node, engine) = Node::ready(&Options {
+        more: "[[acl]]\nuid = \"any\"\nports = \"1-255\"\n[limits]\nports = 3\n".into(),
+        ..Options::default()
+    });
+    let alice = node.client_as(1000, 1000);
+    alice.open(&engine, 1);
+    alice.open(&engine, 2);
+    let message = limited(&alice, &open(Some(3)));
+    assert!(message.contains("2 of its 2 ports"), "{message}");
+    node.client_as(1001, 1001).open(&engine, 3);
+}

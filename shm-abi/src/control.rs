@@ -102,6 +102,18 @@ pub enum Request {
         /// `kill`, `hang` or `reset`.
         kind: String,
     },
+    /// Records the frames that pass an engine (root only), until the connection ends. Answered by [`Response::Capturing`] with two
+    /// descriptors: the ring (read-only) and the mark of [`crate::tap`].
+    Capture {
+        /// Which engine.
+        engine: u16,
+        /// Bytes of each frame that are wanted.
+        snaplen: u32,
+        /// Only frames to and from this node.
+        peer: Option<u16>,
+        /// Bytes the ring may have.
+        buffer_bytes: u64,
+    },
     /// Replaces the daemon by another build (root only). Answered by [`Response::Done`], by that build.
     Upgrade {
         /// Its path, absolute; `None` for what is where the daemon was started from.
@@ -130,6 +142,11 @@ pub enum Response {
         node: u16,
         /// Its layout.
         geometry: PortGeometry,
+    },
+    /// Frames are recorded.
+    Capturing {
+        /// The ring's layout.
+        geometry: crate::tap::TapGeometry,
     },
     /// Done.
     Done,

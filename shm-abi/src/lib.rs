@@ -13,6 +13,8 @@ pub mod ledger;
 pub mod memory;
 pub mod port;
 pub mod ring;
+#[cfg(all(feature = "std", not(loom)))]
+pub mod tap;
 pub mod token;
 
 /// Version of the port's two halves. A change of layout or meaning raises it; see `CHANGELOG.md` of this crate.

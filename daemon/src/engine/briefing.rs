@@ -35,6 +35,7 @@ use super::ports::{Port, PortParts};
 use super::restore;
 use super::routes::{Change, Routes};
 use super::suspect::Suspect;
+use super::tap::Tap;
 use super::wait::Waiter;
 use super::warm;
 use super::wedge::Wedge;
@@ -57,6 +58,7 @@ pub(super) struct Standby {
     routes: Routes,
     reachable: BTreeSet<u16>,
     ports: BTreeMap<u16, Port>,
+    tap: Option<Box<Tap>>,
 }
 
 /// The descriptors of a message, taken in the order of the contract.
@@ -151,6 +153,7 @@ impl Standby {
             routes,
             reachable: BTreeSet::new(),
             ports: BTreeMap::new(),
+            tap: None,
         })
     }
 
@@ -180,6 +183,10 @@ impl Standby {
                 ToEngine::ClosePort {
                     port, generation, ..
                 } => self.unmap_port(port, generation),
+                ToEngine::Tap { id, geometry, peer } => {
+                    self.tap = Tap::map(id, geometry, peer, &fds);
+                }
+                ToEngine::Untap => self.tap = None,
                 ToEngine::StandBy => {
                     warm::up(self.ledger);
                     link.send(&FromEngine::StandingBy);
@@ -259,6 +266,10 @@ impl Standby {
             neighbour.from.go_on();
             neighbour.to.go_on();
         }
+        let mut tap = self.tap;
+        if let Some(tap) = &mut tap {
+            tap.begin(engine_epoch);
+        }
         let mut engine = Engine {
             path: Path {
                 node: self.config.node,
@@ -276,6 +287,7 @@ impl Standby {
                 suspect: Suspect::found(working_frame),
                 wedge: Wedge::default(),
                 last_kick: KickOutcome::Idle,
+                tap,
             },
             ledger: self.ledger,
             counter_page: CounterPage::adopt(self.ledger),

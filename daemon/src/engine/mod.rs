@@ -24,6 +24,7 @@
 //! | `wait.rs` | waiting without work |
 //! | `sandbox.rs` | what may be asked of the kernel |
 //! | `counters.rs` | what is counted |
+//! | `tap.rs` | copies of frames, for who captures them |
 
 pub(crate) mod bell;
 mod briefing;
@@ -49,6 +50,7 @@ mod routes;
 mod sandbox;
 mod serve;
 mod suspect;
+mod tap;
 #[cfg(test)]
 mod tests;
 mod wait;

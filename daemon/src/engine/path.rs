@@ -12,6 +12,7 @@
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
+use portolan_abi::tap::Way;
 use portolan_transport::Endpoint;
 use portolan_transport::ident::{Nanos, Priority};
 
@@ -24,6 +25,7 @@ use super::encap::{Encapsulation, Inner};
 use super::host::EngineHost;
 use super::routes::Routes;
 use super::suspect::Suspect;
+use super::tap::Tap;
 use super::wedge::{Vitals, Wedge};
 
 /// Transmit descriptors with the kernel at any time.
@@ -81,10 +83,12 @@ pub struct Path {
     pub(super) last_kick: KickOutcome,
     /// The frame the last engine died of.
     pub(super) suspect: Suspect,
+    /// Who captures frames, if somebody does.
+    pub(super) tap: Option<Box<Tap>>,
 }
 
 /// Where a frame that was written goes.
-enum Way {
+enum Onward {
     Wire(usize),
     Nowhere,
 }
@@ -102,6 +106,7 @@ impl Path {
             counters,
             queue,
             suspect,
+            tap,
             ..
         } = self;
         let umem = xsk.umem_address();
@@ -118,6 +123,9 @@ impl Path {
             counters,
         };
         let outcome = xsk.receive(RX_BUDGET, |segments| {
+            if let Some(tap) = tap {
+                tap.received(inbound.encap, segments);
+            }
             // Poison: names the UMEM frame being worked on.
             let address = segments.first().map_or(umem, |first| first.as_ptr().addr());
             let frame = address.wrapping_sub(umem) / CHUNK_SIZE;
@@ -152,6 +160,9 @@ impl Path {
                 match neighbour.from.pop(&mut self.scratch) {
                     Some(frame) => {
                         self.counters.crossing_received += 1;
+                        if let Some(tap) = &mut self.tap {
+                            tap.inside(Way::CrossedIn, self.node, neighbour.queue, &[frame]);
+                        }
                         // Refusals are counted by the transport.
                         let _ = self.endpoint.handle_frame(now, &[frame], &mut self.host);
                     }
@@ -225,23 +236,29 @@ impl Path {
                 &mut self.endpoint,
                 &mut self.host,
                 &mut self.counters,
+                (&mut self.tap, self.node),
             );
-            Way::Nowhere
+            Onward::Nowhere
         } else {
             let high = frame.priority == Priority::High;
             let (node, queue) = (frame.peer.node.0, frame.peer.queue);
             let target = self.routes.target(node, queue, frame.flow, high);
             match target.and_then(|target| self.encap.build(whole, &target)) {
-                Some(()) => Way::Wire(whole.len()),
+                Some(()) => {
+                    if let Some(tap) = &mut self.tap {
+                        tap.sent(whole, node, queue);
+                    }
+                    Onward::Wire(whole.len())
+                }
                 None => {
                     self.counters.no_route += 1;
-                    Way::Nowhere
+                    Onward::Nowhere
                 }
             }
         };
         match way {
-            Way::Wire(len) => self.xsk.submit(slot, len),
-            Way::Nowhere => self.xsk.abandon(slot),
+            Onward::Wire(len) => self.xsk.submit(slot, len),
+            Onward::Nowhere => self.xsk.abandon(slot),
         }
         true
     }
@@ -262,6 +279,7 @@ impl Path {
                     &mut self.endpoint,
                     &mut self.host,
                     &mut self.counters,
+                    (&mut self.tap, self.node),
                 );
             } else {
                 self.counters.link_down += 1;
@@ -333,7 +351,16 @@ fn hand_round(
     endpoint: &mut Endpoint,
     host: &mut EngineHost,
     counters: &mut EngineCounters,
+    (tap, node): (&mut Option<Box<Tap>>, u16),
 ) {
+    if let Some(tap) = tap {
+        let way = if to_queue == queue {
+            Way::Looped
+        } else {
+            Way::CrossedOut
+        };
+        tap.inside(way, node, to_queue, &[frame]);
+    }
     if to_queue == queue {
         counters.looped_back += 1;
         // Refusals are counted by the transport.

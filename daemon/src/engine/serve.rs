@@ -1,5 +1,7 @@
 //! What ports and supervisor ask of a running engine.
 
+use std::sync::atomic::Ordering;
+
 use portolan_abi::port::CloseReason;
 use portolan_abi::token::Opcode;
 use portolan_transport::Endpoint;
@@ -17,6 +19,7 @@ use super::counters::EngineCounters;
 use super::host::{EngineHost, Order};
 use super::ports::{Port, Taken};
 use super::routes::Change;
+use super::tap::Tap;
 
 /// Loops between two looks at the applications' alarms.
 const ALARM_LOOPS: u64 = 16;
@@ -299,6 +302,19 @@ impl Engine {
                     let peers = self.peers();
                     link.send(&FromEngine::Peers { id, peers });
                 }
+                ToEngine::Tap { id, geometry, peer } => {
+                    let there = self.path.tap.as_ref().map(|tap| tap.id());
+                    if there != Some(id) {
+                        self.untap(now);
+                        self.path.tap = Tap::map(id, geometry, peer, &fds);
+                        let epoch =
+                            self.ledger.header().engine_epoch.load(Ordering::Acquire) as u32;
+                        if let Some(tap) = &mut self.path.tap {
+                            tap.begin(epoch);
+                        }
+                    }
+                }
+                ToEngine::Untap => self.untap(now),
                 ToEngine::Stop => return Ok(false),
                 ToEngine::Hang => hang(),
                 // Of a supervisor that does not know how far we are: it was restarted.
@@ -311,6 +327,14 @@ impl Engine {
         // There may be more.
         self.next_control = 0;
         Ok(true)
+    }
+
+    /// Records frames no longer.
+    fn untap(&mut self, now: Nanos) {
+        if let Some(tap) = self.path.tap.take() {
+            tap.end();
+            self.excuse(now, tap.bytes());
+        }
     }
 
     /// Tells the supervisor which ports are served, after a takeover.

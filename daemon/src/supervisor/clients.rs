@@ -21,7 +21,7 @@ use portolan_abi::port::{CloseReason, PortGeometry};
 use rustix::net::SocketFlags;
 
 use super::Supervisor;
-use super::config::Credentials;
+use super::config::{Amounts, Credentials, Resource};
 use super::packet::{Outbox, Packet, Received};
 use super::poll::{EventFlags, Source, Timer};
 use super::store::{Name, points};
@@ -101,6 +101,14 @@ impl Clients {
         self.clients.is_empty()
     }
 
+    /// How many a user has.
+    fn of_user(&self, uid: u32) -> u64 {
+        let theirs = self.clients.values();
+        theirs
+            .filter(|client| client.who.uid == uid && !client.service)
+            .count() as u64
+    }
+
     /// Those that wait for what `wanted` accepts.
     pub fn waiting(&self, wanted: impl Fn(&Pending) -> bool) -> Vec<u64> {
         let matching = self
@@ -173,7 +181,8 @@ impl Supervisor {
         let taken = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC);
         if let Ok(socket) = &taken {
             self.statistics.turned_away += 1;
-            refuse_at_the_door(socket, "the daemon is out of descriptors; try again");
+            let why = "the daemon is out of descriptors; try again";
+            refuse_at_the_door(socket, &refusal(why));
         }
         let worked = taken.is_ok();
         drop(taken);
@@ -182,28 +191,43 @@ impl Supervisor {
     }
 
     fn welcome(&mut self, socket: OwnedFd) {
-        if self.clients.len() >= self.config.limits.clients {
-            self.statistics.turned_away += 1;
-            refuse_at_the_door(
-                &socket,
-                "all connections are in use; try again, or raise limits.clients",
-            );
-            return;
-        }
         let Ok(who) = super::peer_credentials::of(socket.as_fd()) else {
             return;
         };
+        if let Err(why) = self.has_room_for(&who) {
+            self.statistics.turned_away += 1;
+            let refusal = refusal(&why);
+            self.audit(&who, "connect", &refusal);
+            refuse_at_the_door(&socket, &refusal);
+            return;
+        }
         let id = self.clients.next;
         let socket = Arc::new(socket);
         if let Err(error) = self.store.put(Name::Client(id), &socket) {
             tracing::warn!(%error, "a connection cannot be stored");
-            refuse_at_the_door(&socket, &error.to_string());
+            refuse_at_the_door(&socket, &refusal(&error.to_string()));
             return;
         }
         points::reached("client.stored");
         if !self.admit(id, socket, who) {
             self.store.remove(&Name::Client(id));
         }
+    }
+
+    /// May they have one more connection? Our own service always may.
+    fn has_room_for(&self, who: &Credentials) -> Result<(), String> {
+        if self.is_service(who) {
+            return Ok(());
+        }
+        if self.clients.len() >= self.config.limits.clients {
+            return Err(
+                "all connections are in use; try again, or raise limits.clients".to_owned(),
+            );
+        }
+        let used = Amounts::default().with(Resource::Connections, self.clients.of_user(who.uid));
+        let one = Amounts::default().with(Resource::Connections, 1);
+        let checked = self.config.quotas.check(who.uid, &used, &one);
+        checked.map_err(|exceeded| exceeded.to_string())
     }
 
     /// Watches a connection that is in the store.
@@ -467,6 +491,7 @@ impl Supervisor {
             return;
         };
         self.poll.remove(&client.socket);
+        self.end_captures_of(id);
         for port in &client.ports {
             self.disown(*port);
             self.close_port(*port, CloseReason::OwnerGone);
@@ -492,13 +517,17 @@ impl Supervisor {
     }
 }
 
-/// Tells a connection why it is not wanted, if it listens.
-fn refuse_at_the_door(socket: &OwnedFd, why: &str) {
-    let response = Response::Error {
+/// There is no room, and why.
+fn refusal(why: &str) -> Response {
+    Response::Error {
         code: ErrorCode::Limit,
         message: why.to_owned(),
-    };
-    for packet in response_packets(None, &response, Vec::new()) {
+    }
+}
+
+/// Tells a connection why it is not wanted, if it listens.
+fn refuse_at_the_door(socket: &OwnedFd, refusal: &Response) {
+    for packet in response_packets(None, refusal, Vec::new()) {
         // It closes either way.
         let _ = packet.send(socket.as_fd());
     }

@@ -52,6 +52,7 @@ impl Supervisor {
             };
             Some((message, memory.for_engine()))
         }));
+        messages.extend(self.captures.briefing(index));
         messages.push((ToEngine::StandBy, Vec::new()));
         for (message, fds) in messages {
             self.tell_one(index, launch, &message, fds);

@@ -5,7 +5,7 @@
 //!
 //! | file | noun |
 //! |---|---|
-//! | `config/` | the configuration, its checks, the access list, the credit sum |
+//! | `config/` | the configuration, its checks, the access list, quotas, the credit sum |
 //! | `leisure.rs` | making way for others on the way up |
 //! | `foundation.rs` | what the node stands on, made or gone on with |
 //! | `startup.rs` | from a configuration to a running supervisor, with each failure in one line |
@@ -14,7 +14,8 @@
 //! | `escalation.rs`, `restarts.rs`, `recovery.rs` | what is done about deaths, and what is remembered |
 //! | `reset.rs`, `sockets.rs` | another socket for a queue |
 //! | `ports.rs`, `memory.rs` | ports, and all memory that outlives an engine |
-//! | `clients.rs`, `requests.rs` | connections and what they ask for |
+//! | `clients.rs`, `requests.rs`, `audit.rs` | connections, what they ask for, and who was refused |
+//! | `captures.rs` | who captures frames |
 //! | `documents.rs`, `peers.rs` | the reports |
 //! | `events.rs`, `peer_events.rs` | what happened, for people |
 //! | `statistics.rs`, `histogram.rs`, `exporter_process.rs` | what is counted, and the child that tells Prometheus |
@@ -26,6 +27,8 @@
 //! | `spawn/`, `peer_credentials.rs` | the `unsafe` islands |
 
 mod alive;
+mod audit;
+mod captures;
 pub mod clients;
 pub mod config;
 mod documents;
@@ -75,6 +78,8 @@ use std::time::{Duration, Instant};
 pub use leisure::Leisure;
 pub use startup::{ForeignStore, check, run};
 
+use audit::Audit;
+use captures::Captures;
 use clients::Clients;
 use config::Config;
 use engines::{Engine, EngineState};
@@ -183,6 +188,8 @@ pub struct Supervisor {
     statistics: Statistics,
     exporter: Exporter,
     peers_seen: PeersSeen,
+    audit: Audit,
+    captures: Captures,
     service: Service,
     peers_round: PeersRound,
     link_buffer: Vec<u8>,
@@ -272,6 +279,8 @@ impl Supervisor {
             statistics: Statistics::default(),
             exporter: Exporter::default(),
             peers_seen: PeersSeen::default(),
+            audit: Audit::default(),
+            captures: Captures::default(),
             service: Service::default(),
             peers_round: PeersRound::default(),
             link_buffer: Vec::new(),

@@ -21,6 +21,7 @@ use portolan_abi::port::{CloseReason, PortGeometry, state};
 
 use super::Supervisor;
 use super::clients::Pending;
+use super::config::{Amounts, Resource};
 use super::engines::Engine;
 use super::events::{Event, Kind};
 use super::memory::PortMemory;
@@ -120,6 +121,17 @@ impl Ports {
         (0..).zip(&self.ports)
     }
 
+    /// What a user's ports take.
+    fn of_user(&self, uid: u32) -> Amounts {
+        let ports = self.iter().filter(|(number, _)| *number > 0);
+        let theirs = ports.filter(|(_, port)| port.owner_uid == uid);
+        theirs
+            .filter_map(|(_, port)| port.memory.as_ref())
+            .fold(Amounts::default(), |sum, memory| {
+                sum.plus(&amounts(&memory.geometry))
+            })
+    }
+
     /// Those of applications that are not free, and the bytes of their arenas.
     fn in_use(&self) -> (u32, u64) {
         let used = self.iter().filter(|(number, _)| *number > 0);
@@ -178,6 +190,15 @@ pub(super) enum Opening {
     Wait(u16),
     /// The client's user broke a port: try then.
     HeldBack(Instant),
+}
+
+/// What a port takes of its user's quota.
+fn amounts(geometry: &PortGeometry) -> Amounts {
+    Amounts::default()
+        .with(Resource::Ports, 1)
+        .with(Resource::SendTokens, geometry.send_tokens.into())
+        .with(Resource::ReceiveTokens, geometry.receive_tokens.into())
+        .with(Resource::ArenaBytes, geometry.arena_bytes)
 }
 
 fn refuse(code: ErrorCode, message: impl Into<String>) -> Response {
@@ -289,6 +310,11 @@ impl Supervisor {
                     ),
                 ));
             }
+        }
+        if !service {
+            let used = self.ports.of_user(uid);
+            let checked = self.config.quotas.check(uid, &used, &amounts(&geometry));
+            checked.map_err(|exceeded| refuse(ErrorCode::Limit, exceeded.to_string()))?;
         }
         let index = self.config.engine_of(number);
         if self.engines.get(index).is_some_and(Engine::is_degraded) {

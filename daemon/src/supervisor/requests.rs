@@ -5,6 +5,8 @@ use portolan_abi::control::{ErrorCode, Request, Response};
 use portolan_abi::port::{CloseReason, PortGeometry};
 
 use super::Supervisor;
+use super::audit;
+use super::captures::Wanted;
 use super::clients::Pending;
 use super::poll::Timer;
 use super::ports::{Opening, Phase};
@@ -37,6 +39,7 @@ impl Supervisor {
     /// A client's request.
     pub(super) fn on_request(&mut self, id: u64, request: Request) {
         self.statistics.requests += 1;
+        let name = audit::name(&request);
         let answer = match request {
             Request::Attach { abi } => check_abi(abi).map(|()| self.this_node()),
             Request::OpenPort {
@@ -60,11 +63,31 @@ impl Supervisor {
                 return self.request_events(id, run, after, wait);
             }
             Request::Fault { engine, kind } => self.fault(id, engine, &kind),
+            Request::Capture {
+                engine,
+                snaplen,
+                peer,
+                buffer_bytes,
+            } => {
+                let wanted = Wanted {
+                    engine,
+                    snaplen,
+                    peer,
+                    buffer_bytes,
+                };
+                match self.request_capture(id, &wanted) {
+                    Ok(()) => return,
+                    Err(refusal) => Err(refusal),
+                }
+            }
             Request::Upgrade { binary } => match self.request_upgrade(id, binary.as_deref()) {
                 Ok(()) => return,
                 Err(refusal) => Err(refusal),
             },
         };
+        if let Err(refusal) = &answer {
+            self.audit_refusal(id, name, refusal);
+        }
         let (Ok(response) | Err(response)) = answer;
         self.finish(id, response, Vec::new());
     }
@@ -127,7 +150,10 @@ impl Supervisor {
                     self.wait_for(id, Pending::Free(port, geometry));
                 }
             }
-            Err(refusal) => self.finish(id, refusal, Vec::new()),
+            Err(refusal) => {
+                self.audit_refusal(id, "open_port", &refusal);
+                self.finish(id, refusal, Vec::new());
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod address;
+mod quota;
 mod transport;
 
 use std::io;

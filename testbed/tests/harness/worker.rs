@@ -26,7 +26,13 @@ pub struct Worker {
 impl Worker {
     /// Runs the ignored test `name` of this binary in another process, with `arguments`.
     pub fn start(name: &str, arguments: &impl Serialize) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        let binary = std::env::current_exe().unwrap();
+        Self::start_command(Command::new(binary), name, arguments)
+    }
+
+    /// The same by a command that runs this binary, or a copy of it.
+    pub fn start_command(mut command: Command, name: &str, arguments: &impl Serialize) -> Self {
+        let mut child = command
             .args([
                 "--exact",
                 name,

@@ -3,7 +3,7 @@
 use portolan_abi::PORTS;
 
 /// Whom a rule admits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Subject {
     /// Everybody who can reach the socket.
     Any,

@@ -10,6 +10,7 @@ use super::acl::{Acl, PortSet, Subject};
 use super::address::only_address;
 use super::checker::{Checker, as_name};
 use super::file::{self, File};
+use super::quota::quotas;
 use super::recovery::recovery;
 use super::transport::transport;
 use super::{Config, ConfigErrors, CreditBudget, Limits, Peer};
@@ -110,6 +111,7 @@ fn build(
         Some(rules) => acl(checker, rules, surroundings),
         None => Acl::closed(surroundings.own_uid()),
     };
+    let quotas = quotas(checker, &file.quota, &limits, surroundings);
 
     let config = Config {
         cluster,
@@ -159,6 +161,7 @@ fn build(
             .unwrap_or_default(),
         written: toml::from_str(checker.text).unwrap_or_default(),
         metrics,
+        quotas,
     };
     budget(checker, file, &config);
     Some(config)
@@ -540,7 +543,7 @@ fn acl(checker: &mut Checker<'_>, rules: &[file::Acl], surroundings: &dyn Surrou
     Acl::new(checked)
 }
 
-fn subject(
+pub(super) fn subject(
     checker: &mut Checker<'_>,
     kind: &str,
     value: &Spanned<Value>,

@@ -30,6 +30,8 @@ pub(super) struct File {
     pub log: Log,
     #[serde(default)]
     pub metrics: Metrics,
+    #[serde(default)]
+    pub quota: Vec<Quota>,
 }
 
 /// What is logged.
@@ -155,4 +157,16 @@ pub(super) struct Acl {
     pub uid: Option<Spanned<Value>>,
     pub gid: Option<Spanned<Value>>,
     pub ports: Spanned<Value>,
+}
+
+/// What a user may have at the same time.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Quota {
+    pub uid: Spanned<Value>,
+    pub ports: Option<Spanned<i64>>,
+    pub connections: Option<Spanned<i64>>,
+    pub send_tokens: Option<Spanned<i64>>,
+    pub receive_tokens: Option<Spanned<i64>>,
+    pub arena_bytes: Option<Spanned<i64>>,
 }

@@ -9,6 +9,7 @@ mod check;
 mod checker;
 mod file;
 mod metrics;
+mod quota;
 mod recovery;
 mod transport;
 
@@ -23,6 +24,7 @@ use serde::Deserialize;
 
 pub use acl::{Acl, Credentials, PortSet, Subject};
 pub use budget::CreditBudget;
+pub use quota::{Amounts, Exceeded, Quotas, Resource};
 
 use super::escalation::Bounds;
 use super::surroundings::{Account, Interface, Surroundings};
@@ -162,6 +164,8 @@ pub struct Config {
     pub written: toml::Table,
     /// Where metrics are to be had by HTTP, if anywhere.
     pub metrics: Option<SocketAddr>,
+    /// What each user may have at the same time.
+    pub quotas: Quotas,
 }
 
 impl Config {

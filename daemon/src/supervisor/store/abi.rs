@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Names and meaning of what is stored, the manifest, and the way of handing over. Raise it with a change of any.
 const STORE_VERSION: u32 = 1;
 /// What supervisor and engine say to each other (`engine_link.rs`). Raise it with a change that an older end would not understand.
-const LINK_VERSION: u32 = 1;
+const LINK_VERSION: u32 = 2;
 
 /// Versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

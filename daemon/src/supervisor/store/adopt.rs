@@ -312,6 +312,8 @@ impl Supervisor {
                 (_, None) => {}
             }
         }
+        // Who captures through a predecessor's ring sees that it ends, and asks for one of ours.
+        messages.push((ToEngine::Untap, Vec::new()));
         for (message, fds) in messages {
             self.tell_one(index, launch, &message, fds);
         }
