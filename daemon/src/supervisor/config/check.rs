@@ -11,7 +11,7 @@ use super::checker::{Checker, as_name};
 use super::file::{self, File};
 use super::recovery::recovery;
 use super::transport::transport;
-use super::{Config, ConfigErrors, CreditBudget, Limits, Peer};
+use super::{Config, ConfigErrors, CreditBudget, Limits, Peer, Places};
 use crate::engine_link::{Encap, Wait};
 use crate::supervisor::surroundings::{Account, Interface, Surroundings};
 
@@ -33,7 +33,9 @@ pub(super) fn check(
     let file: File = match toml::from_str(text) {
         Ok(file) => file,
         Err(error) => {
-            let message = format!("{}; {}", error.message(), advice(error.message()));
+            // What Rust calls a number.
+            let what = error.message().replace("expected i64", "expected a number");
+            let message = format!("{what}; {}", advice(&what));
             checker.complain(error.span().unwrap_or(0..0), message);
             return Err(ConfigErrors(checker.errors));
         }
@@ -55,6 +57,11 @@ fn advice(message: &str) -> &'static str {
         "choose one of those"
     } else if message.starts_with("duplicate") {
         "keep one"
+    } else if message.contains("expected a string")
+        || message.contains("must be quoted")
+        || message.contains("leading zero")
+    {
+        "write it in double quotes"
     } else {
         "correct the value"
     }
@@ -149,6 +156,7 @@ fn build(
         recovery,
         peers,
         acl,
+        places: Places::find(checker, file),
     };
     budget(checker, file, &config);
     Some(config)
@@ -237,6 +245,9 @@ fn interface(
                 interface.mtu
             )
         }
+        Ok(Some(interface)) if interface.mac == [0; 6] => format!(
+            "interface `{text}` has no MAC, so no other node can reach it; name an Ethernet interface (`ip link` lists them)"
+        ),
         Ok(Some(interface)) => return Some(interface),
         Ok(None) => format!(
             "there is no interface `{text}` in this network namespace; `ip link` lists them"
@@ -457,13 +468,13 @@ fn peers(
             Encap::Udp if entry.address.is_none() => {
                 checker.complain(
                     entry.id.span(),
-                    format!("peer {id} has no address; encap udp needs one"),
+                    format!("peer {id} has no address; encap udp needs one, add `address`"),
                 );
             }
             Encap::Ethernet if entry.mac.is_none() => {
                 checker.complain(
                     entry.id.span(),
-                    format!("peer {id} has no mac; encap ethernet needs one"),
+                    format!("peer {id} has no mac; encap ethernet needs one, add `mac`"),
                 );
             }
             _ => {}

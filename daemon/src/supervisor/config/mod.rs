@@ -7,6 +7,7 @@ mod budget;
 mod check;
 mod checker;
 mod file;
+mod places;
 mod recovery;
 mod transport;
 
@@ -21,6 +22,7 @@ use serde::Deserialize;
 
 pub use acl::{Acl, Credentials, PortSet, Subject};
 pub use budget::CreditBudget;
+pub use places::{Key, Places};
 
 use super::escalation::Bounds;
 use super::surroundings::{Account, Interface, Surroundings};
@@ -153,6 +155,8 @@ pub struct Config {
     pub peers: Vec<Peer>,
     /// Who may open ports.
     pub acl: Acl,
+    /// Where in the file that is said.
+    pub places: Places,
 }
 
 impl Config {
