@@ -40,6 +40,10 @@ pub enum Command {
     Ports(Format),
     /// Counters of the engines, and what the steering program did with frames
     Counters(Format),
+    /// All nodes that are known, found or configured, and what is wrong with them
+    Map(Format),
+    /// Take no new sends, wait for those under way, and say when it is safe to stop (root only)
+    Drain(Drain),
     /// Measure the time to another node and back
     Ping(Ping),
     /// Send standard input to `portolan recv` on another node
@@ -56,8 +60,35 @@ pub enum Command {
         #[arg(value_name = "BINARY")]
         binary: Option<PathBuf>,
     },
+    /// Look at everything on this machine that Portolan depends on; name what mends what is wrong
+    Doctor(Doctor),
     /// Inject a fault into an engine, on purpose (root only), and tell what became of it
     Fault(Fault),
+}
+
+#[derive(Debug, Args)]
+pub struct Drain {
+    /// Take ports and sends again
+    #[arg(long)]
+    pub undo: bool,
+    /// Seconds to wait for sends under way
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    pub timeout: Duration,
+    #[command(flatten)]
+    pub format: Format,
+}
+
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// The daemon's configuration
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "/etc/portolan/portoland.toml"
+    )]
+    pub config: PathBuf,
+    #[command(flatten)]
+    pub format: Format,
 }
 
 #[derive(Debug, Args)]

@@ -2,8 +2,11 @@
 
 mod allsize;
 mod arguments;
+mod doctor;
+mod drain;
 mod echo;
 mod fault;
+mod map;
 mod ping;
 mod progress;
 mod receive_file;
@@ -41,12 +44,17 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    if let Command::Doctor(options) = &arguments.command {
+        return Err(doctor::run(options));
+    }
     let node = Node::attach(&arguments.socket)?;
     match &arguments.command {
         Command::Status(format) => report::show(&node, Report::Status, format.json),
         Command::Peers(format) => report::show(&node, Report::Peers, format.json),
         Command::Ports(format) => report::show(&node, Report::Ports, format.json),
         Command::Counters(format) => report::show(&node, Report::Counters, format.json),
+        Command::Map(format) => map::show(&node, format.json),
+        Command::Drain(options) => drain::run(&node, options),
         Command::Ping(options) => ping::run(&node, options),
         Command::Send(options) => send_file::run(&node, options),
         Command::Recv(options) => receive_file::run(&node, options),
@@ -59,6 +67,8 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 .context("the daemon is not replaced")?;
             Ok(ExitCode::SUCCESS)
         }
+        // Needs no daemon: done above.
+        Command::Doctor(options) => Err(doctor::run(options)),
         Command::Fault(fault) => fault::run(&node, fault),
     }
 }

@@ -169,6 +169,11 @@ pub enum ToEngine {
         /// Returned in the answer.
         id: u64,
     },
+    /// New sends are refused from now on, or taken again.
+    Drain {
+        /// Refused.
+        on: bool,
+    },
     /// Leave cleanly.
     Stop,
     /// Fault injection: stop looping, for ever.

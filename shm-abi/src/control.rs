@@ -93,6 +93,13 @@ pub enum Request {
         /// `kill`, `hang` or `reset`.
         kind: String,
     },
+    /// The nodes that are known, and what is wrong with them. Answered by [`Response::Document`].
+    Map {},
+    /// Begins or ends draining the node (root only), or asks how far it is. Answered by [`Response::Document`].
+    Drain {
+        /// `begin`, `end` or `look`.
+        action: String,
+    },
     /// Replaces the daemon by another build (root only). Answered by [`Response::Done`], by that build.
     Upgrade {
         /// Its path, absolute; `None` for what is where the daemon was started from.

@@ -57,6 +57,7 @@ pub(super) struct Standby {
     routes: Routes,
     reachable: BTreeSet<u16>,
     ports: BTreeMap<u16, Port>,
+    draining: bool,
 }
 
 /// The descriptors of a message, taken in the order of the contract.
@@ -151,6 +152,7 @@ impl Standby {
             routes,
             reachable: BTreeSet::new(),
             ports: BTreeMap::new(),
+            draining: false,
         })
     }
 
@@ -184,6 +186,7 @@ impl Standby {
                     warm::up(self.ledger);
                     link.send(&FromEngine::StandingBy);
                 }
+                ToEngine::Drain { on } => self.draining = on,
                 ToEngine::TakeOver => return Ok(true),
                 ToEngine::Stop => return Ok(false),
                 ToEngine::Hang => super::serve::hang(),
@@ -283,6 +286,7 @@ impl Standby {
             _own_wake: self.own_wake,
             next_control: 0,
             next_counters: 0,
+            draining: self.draining,
         };
         let max_frame = engine.path.encap.max_frame();
         for node in self.reachable.into_iter().filter_map(NodeId::new) {

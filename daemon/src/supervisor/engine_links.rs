@@ -52,6 +52,9 @@ impl Supervisor {
             };
             Some((message, memory.for_engine()))
         }));
+        if self.draining {
+            messages.push((ToEngine::Drain { on: true }, Vec::new()));
+        }
         messages.push((ToEngine::StandBy, Vec::new()));
         for (message, fds) in messages {
             self.tell_one(index, launch, &message, fds);

@@ -35,6 +35,8 @@ pub enum Source {
     Neighbours,
     /// Something about a link changed.
     Links,
+    /// Another node announced itself.
+    Discovery,
     /// The watchdog saw something.
     Watchdog,
     /// A client.
@@ -58,6 +60,7 @@ impl Source {
             Self::Leave => (8, 0),
             Self::Upgrade => (9, 0),
             Self::Links => (10, 0),
+            Self::Discovery => (11, 0),
         };
         kind << Self::BITS | value
     }
@@ -77,6 +80,7 @@ impl Source {
             8 => Self::Leave,
             9 => Self::Upgrade,
             10 => Self::Links,
+            11 => Self::Discovery,
             _ => return None,
         })
     }
@@ -99,6 +103,8 @@ pub enum Timer {
     Neighbours,
     /// The interface is to be looked at.
     Interface,
+    /// This node is to announce itself.
+    Discovery,
     /// Stopping has taken long enough.
     Stop,
 }

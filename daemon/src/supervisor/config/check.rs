@@ -8,6 +8,7 @@ use toml::{Spanned, Value};
 
 use super::acl::{Acl, PortSet, Subject};
 use super::checker::{Checker, as_name};
+use super::discovery::discovery;
 use super::file::{self, File};
 use super::recovery::recovery;
 use super::transport::transport;
@@ -109,7 +110,8 @@ fn build(
     );
     let cores = cores(checker, file, queues.len(), surroundings);
     let (transport, policy) = transport(checker, &file.transport);
-    let limits = limits(checker, &file.limits, peers.len());
+    let discovery = discovery(checker, file, address, udp_port);
+    let limits = limits(checker, &file.limits, discovery.expected(peers.len()));
     let recovery = recovery(checker, &file.recovery);
     let acl = match &file.acl {
         Some(rules) => acl(checker, rules, surroundings),
@@ -142,6 +144,7 @@ fn build(
             .as_ref()
             .map(|m| *m.get_ref())
             .unwrap_or_default(),
+        discovery,
         wait: file
             .engine
             .wait

@@ -6,6 +6,7 @@ mod acl;
 mod budget;
 mod check;
 mod checker;
+mod discovery;
 mod file;
 mod places;
 mod recovery;
@@ -22,6 +23,7 @@ use serde::Deserialize;
 
 pub use acl::{Acl, Credentials, PortSet, Subject};
 pub use budget::CreditBudget;
+pub use discovery::DiscoveryMode;
 pub use places::{Key, Places};
 
 use super::escalation::Bounds;
@@ -135,6 +137,8 @@ pub struct Config {
     pub copy_mode: CopyMode,
     /// Where the XDP program runs.
     pub xdp_mode: XdpMode,
+    /// How other nodes are found.
+    pub discovery: DiscoveryMode,
     /// How engines wait.
     pub wait: Wait,
     /// Cores of the engines, in order; empty: wherever the scheduler likes.
