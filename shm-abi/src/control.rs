@@ -208,6 +208,7 @@ mod tests {
             Request::Peers {},
             Request::Ports {},
             Request::Counters {},
+            Request::Map {},
         ];
         for request in requests {
             let text = serde_json::to_string(&request).unwrap();

@@ -63,6 +63,7 @@ fn three_nodes_find_each_other() {
             .encap(encap)
             .build()
             .unwrap();
+        let begun = Instant::now();
         let start = |node: &Node| node.start_daemon(MULTICAST).unwrap();
         let _daemons: Vec<Daemon> = lab.nodes().iter().map(start).collect();
         for node in lab.nodes() {
@@ -79,6 +80,12 @@ fn three_nodes_find_each_other() {
                 ping(node, &format!("ptl{other}"));
             }
         }
+        // Once per second, and once for each who asks or is found.
+        let announced = lab.node(1).report("map").unwrap()["announced"]
+            .as_u64()
+            .unwrap();
+        let most = begun.elapsed().as_secs() + 8;
+        assert!((2..=most).contains(&announced), "{announced} of {most}");
         let mut show = lab.node(1).portolan();
         let shown = process::run_ok(show.arg("map"), WITHIN).unwrap();
         assert!(

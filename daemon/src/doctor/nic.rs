@@ -62,7 +62,9 @@ fn offloads(name: &str, software: bool, on: Offloads, findings: &mut Findings) {
         fine = false;
         findings.warn(
             "offloads",
-            format!("the kernel merges what {name} receives (GRO) before XDP sees it"),
+            format!(
+                "the kernel merges what {name} receives (GRO), in generic mode before XDP sees it"
+            ),
             format!("ethtool -K {name} gro off"),
         );
     }

@@ -145,7 +145,7 @@ fn limits(patient: &Patient, findings: &mut Findings) {
     match hard {
         Some(hard) if hard < DESCRIPTORS => findings.warn(
             "descriptors",
-            format!("at most {hard} descriptors: each port takes five, each client one"),
+            format!("at most {hard} descriptors for what this shell starts: each port takes five, each client one"),
             "systemctl edit portoland   # [Service] LimitNOFILE=65536",
         ),
         _ => findings.ok("descriptors", "room for 65536 or more"),

@@ -67,10 +67,10 @@ impl Supervisor {
         if let Some(notes) = Notes::read(&fd) {
             self.draining = notes.draining;
             for route in notes.found {
-                if self.routes.contains_key(&route.node) {
+                if self.routes.contains_key(&route.node) || !self.discovery.remember(route.clone())
+                {
                     continue;
                 }
-                self.discovery.remember(route.clone());
                 self.follow_neighbour(&route);
                 self.routes.insert(route.node, route);
             }

@@ -16,7 +16,6 @@ mod table;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use portolan_transport::policy::Profile;
@@ -155,6 +154,7 @@ impl Discovery {
     }
 
     fn open(&mut self, config: &Config) {
+        self.failure = None;
         if self.mode == DiscoveryMode::Static {
             return;
         }
@@ -181,9 +181,13 @@ impl Discovery {
         self.found.values()
     }
 
-    /// A predecessor had found this one.
-    pub fn remember(&mut self, route: Route) {
+    /// A predecessor had found this one. False: nodes are not to be found any more.
+    pub fn remember(&mut self, route: Route) -> bool {
+        if self.mode == DiscoveryMode::Static {
+            return false;
+        }
         self.found.insert(route.node, route);
+        true
     }
 
     /// What is spoken to, beside the group.
@@ -283,14 +287,18 @@ impl Supervisor {
         }
     }
 
-    /// Says where and what we are, when it is time.
+    /// Says where and what we are, and will again: there is one such timer.
     pub(super) fn announce(&mut self, now: Instant) {
-        if self.discovery.socket.is_none() || self.stopping {
+        if self.discovery.mode == DiscoveryMode::Static || self.stopping {
             return;
         }
+        self.say_now(now);
+        self.poll.set_timer(now + EVERY, Timer::Discovery);
+    }
+
+    fn say_now(&mut self, now: Instant) {
         let own = self.announcement();
         self.discovery.speak(now, &self.config, own);
-        self.poll.set_timer(now + EVERY, Timer::Discovery);
     }
 
     /// Somebody said something.
@@ -332,19 +340,19 @@ impl Supervisor {
             .spoke
             .is_some_and(|at| now.duration_since(at) < AT_MOST_EVERY);
         if (asked || self.discovery.found.len() > before) && !lately {
-            self.announce(now);
+            self.say_now(now);
         }
     }
 
     /// The interface has another index.
     pub(super) fn rediscover(&mut self) {
         for socket in self.discovery.sockets() {
-            self.poll.remove(&socket.as_fd());
+            self.poll.remove(socket);
         }
         (self.discovery.socket, self.discovery.group) = (None, None);
         self.discovery.open(&self.config);
         self.watch_discovery();
-        self.announce(Instant::now());
+        self.say_now(Instant::now());
     }
 
     /// Hears what comes.
@@ -395,6 +403,7 @@ impl Supervisor {
             "node": config.node,
             "nodes": nodes,
             "conflicts": conflicts,
+            "announced": self.discovery.rounds,
             "unread": self.discovery.unread.0,
             "too_old": self.discovery.unread.1,
         })
