@@ -44,6 +44,10 @@ pub enum Command {
     Events(Events),
     /// What this node does now: rates, tokens, CPU time, recoveries
     Top(Top),
+    /// All nodes that are known, found or configured, and what is wrong with them
+    Map(Format),
+    /// Take no new sends, wait for those under way, and say when it is safe to stop (root only)
+    Drain(Drain),
     /// Measure the time to another node and back
     Ping(Ping),
     /// Send standard input to `portolan recv` on another node
@@ -62,6 +66,8 @@ pub enum Command {
         #[arg(value_name = "BINARY")]
         binary: Option<PathBuf>,
     },
+    /// Look at everything on this machine that Portolan depends on; name what mends what is wrong
+    Doctor(Doctor),
     /// Inject a fault into an engine, on purpose (root only), and tell what became of it
     Fault(Fault),
     /// Write man pages and shell completions, for packagers
@@ -70,6 +76,31 @@ pub enum Command {
         /// Into this directory
         directory: PathBuf,
     },
+}
+
+#[derive(Debug, Args)]
+pub struct Drain {
+    /// Take ports and sends again
+    #[arg(long)]
+    pub undo: bool,
+    /// Seconds to wait for sends under way
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    pub timeout: Duration,
+    #[command(flatten)]
+    pub format: Format,
+}
+
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// The daemon's configuration
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "/etc/portolan/portoland.toml"
+    )]
+    pub config: PathBuf,
+    #[command(flatten)]
+    pub format: Format,
 }
 
 #[derive(Debug, Args)]

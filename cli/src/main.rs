@@ -3,9 +3,12 @@
 mod allsize;
 mod arguments;
 mod capture;
+mod doctor;
+mod drain;
 mod echo;
 mod events;
 mod fault;
+mod map;
 mod paint;
 mod ping;
 mod progress;
@@ -50,6 +53,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             .with_context(|| directory.display().to_string())?;
         return Ok(ExitCode::SUCCESS);
     }
+    if let Command::Doctor(options) = &arguments.command {
+        return Err(doctor::run(options));
+    }
     let node = Node::attach(&arguments.socket)?;
     match &arguments.command {
         Command::Status(format) => report::show(&node, Report::Status, format.json),
@@ -58,6 +64,8 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Command::Counters(format) => report::show(&node, Report::Counters, format.json),
         Command::Events(options) => events::run(node, &arguments.socket, options),
         Command::Top(options) => top::run(&node, options),
+        Command::Map(format) => map::show(&node, format.json),
+        Command::Drain(options) => drain::run(&node, options),
         Command::Ping(options) => ping::run(&node, options),
         Command::Send(options) => send_file::run(&node, options),
         Command::Recv(options) => receive_file::run(&node, options),
@@ -71,6 +79,8 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 .context("the daemon is not replaced")?;
             Ok(ExitCode::SUCCESS)
         }
+        // Needs no daemon: done above.
+        Command::Doctor(options) => Err(doctor::run(options)),
         Command::Fault(fault) => fault::run(&node, fault),
         Command::Manual { .. } => Ok(ExitCode::SUCCESS), // above
     }

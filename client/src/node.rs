@@ -260,6 +260,24 @@ impl Node {
         }
     }
 
+    /// The nodes that are known and what is wrong with them, as JSON (docs/discovery.md).
+    pub fn map(&self) -> Result<serde_json::Value, NodeError> {
+        self.document("map", &Request::Map {})
+    }
+
+    /// Begins (`begin`) or ends (`end`) draining this node, or looks how far it is (`look`). Beginning and ending: root only.
+    pub fn drain(&self, action: &str) -> Result<serde_json::Value, NodeError> {
+        let action = action.into();
+        self.document("drain", &Request::Drain { action })
+    }
+
+    fn document(&self, name: &str, request: &Request) -> Result<serde_json::Value, NodeError> {
+        match self.request(request)? {
+            Response::Document { document } => Ok(document),
+            other => Err(unexpected(name, &other)),
+        }
+    }
+
     /// Injects a fault into an engine, on purpose: `kill`, `hang` or `reset`. Root only.
     pub fn inject_fault(&self, engine: u16, kind: &str) -> Result<(), NodeError> {
         let kind = kind.into();

@@ -45,6 +45,8 @@ pub enum Reason {
     Refused,
     /// The engine did not accept the token: a fault of this library or of this process's memory.
     BadToken,
+    /// This node is being drained and takes no new sends; it is about to be stopped.
+    Draining,
     /// This port was closed before the send ended.
     OwnPortClosed,
     /// The daemon went away before the send ended.
@@ -69,6 +71,7 @@ impl Reason {
             11 => Self::NoResources,
             12 => Self::Refused,
             reason::BAD_TOKEN => Self::BadToken,
+            reason::DRAINING => Self::Draining,
             other => Self::Unknown(other),
         }
     }
@@ -116,6 +119,7 @@ impl fmt::Display for Reason {
             Self::PeerRestarted => "the receiving node restarted",
             Self::Unreachable => "the receiving node does not answer",
             Self::Cancelled => "it was cancelled",
+            Self::Draining => "this node is being drained and takes no new sends",
             Self::Dropped => "it was dropped after an earlier send failed",
             Self::BadMemory => {
                 "the engine could not read the message from the application's memory"

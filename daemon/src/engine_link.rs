@@ -181,6 +181,11 @@ pub enum ToEngine {
     },
     /// Ends that, whichever ring it is. Idempotent.
     Untap,
+    /// New sends are refused from now on, or taken again.
+    Drain {
+        /// Refused.
+        on: bool,
+    },
     /// Leave cleanly.
     Stop,
     /// Fault injection: stop looping, for ever.

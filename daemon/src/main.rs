@@ -31,6 +31,8 @@ enum Command {
         /// The file.
         file: PathBuf,
     },
+    /// Looks at everything on this machine that Portolan depends on, and names what mends what is wrong
+    Doctor(Doctor),
     /// Prints what a build must agree on with the one it replaces.
     Abi,
     /// Writes man pages and shell completions, for packagers.
@@ -68,6 +70,16 @@ enum Command {
     },
 }
 
+#[derive(clap::Args)]
+struct Doctor {
+    /// The daemon's configuration
+    #[arg(long, value_name = "FILE", default_value = portoland::doctor::DEFAULT_CONFIG)]
+    config: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
 /// What `ps` and `top` call this process, which was started as `/proc/self/exe`; at most 15 bytes.
 fn name_process(name: &std::ffi::CStr) {
     // It works as well without.
@@ -82,6 +94,14 @@ fn main() -> ExitCode {
             command: Some(Command::Check { file }),
             ..
         } => portoland::supervisor::check(&file).map(|summary| println!("{summary}")),
+        Arguments {
+            command: Some(Command::Doctor(Doctor { config, json })),
+            ..
+        } => match portoland::doctor::run(&config, json) {
+            Ok(true) => Ok(()),
+            Ok(false) => return ExitCode::FAILURE,
+            Err(error) => Err(error),
+        },
         Arguments {
             command: Some(Command::Abi),
             ..

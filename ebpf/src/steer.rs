@@ -255,6 +255,13 @@ fn map_fd(map: &Map) -> Result<OwnedFd, SteerError> {
     }
 }
 
+/// The name of a loaded BPF program; `None` if there is none of that id, or we may not ask.
+pub fn program_name(id: u32) -> Option<String> {
+    let mut loaded = aya::programs::loaded_programs().filter_map(Result::ok);
+    let program = loaded.find(|program| program.id() == id)?;
+    program.name_as_str().map(str::to_owned)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -114,6 +114,13 @@ pub enum Request {
         /// Bytes the ring may have.
         buffer_bytes: u64,
     },
+    /// The nodes that are known, and what is wrong with them. Answered by [`Response::Document`].
+    Map {},
+    /// Begins or ends draining the node (root only), or asks how far it is. Answered by [`Response::Document`].
+    Drain {
+        /// `begin`, `end` or `look`.
+        action: String,
+    },
     /// Replaces the daemon by another build (root only). Answered by [`Response::Done`], by that build.
     Upgrade {
         /// Its path, absolute; `None` for what is where the daemon was started from.
@@ -232,6 +239,7 @@ mod tests {
                 after: 0,
                 wait: true,
             },
+            Request::Map {},
         ];
         for request in requests {
             let text = serde_json::to_string(&request).unwrap();

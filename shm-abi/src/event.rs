@@ -52,6 +52,8 @@ pub enum Certainty {
 pub mod reason {
     /// The token did not make sense.
     pub const BAD_TOKEN: u8 = 64;
+    /// The node is being drained: it takes no new sends.
+    pub const DRAINING: u8 = 65;
 }
 
 /// One entry of the event ring.

@@ -288,6 +288,9 @@ fn answer(
                 document: serde_json::json!({ "padding": "x".repeat(100_000) }),
             }
         }
+        Request::Map {} | Request::Drain { .. } => Response::Document {
+            document: serde_json::json!({ "draining": true, "outstanding": 0 }),
+        },
         Request::Fault { .. } => error(ErrorCode::Denied, "only root may do that"),
     };
     (response, Vec::new())

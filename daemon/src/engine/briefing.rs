@@ -59,6 +59,7 @@ pub(super) struct Standby {
     reachable: BTreeSet<u16>,
     ports: BTreeMap<u16, Port>,
     tap: Option<Box<Tap>>,
+    draining: bool,
 }
 
 /// The descriptors of a message, taken in the order of the contract.
@@ -154,6 +155,7 @@ impl Standby {
             reachable: BTreeSet::new(),
             ports: BTreeMap::new(),
             tap: None,
+            draining: false,
         })
     }
 
@@ -191,6 +193,7 @@ impl Standby {
                     warm::up(self.ledger);
                     link.send(&FromEngine::StandingBy);
                 }
+                ToEngine::Drain { on } => self.draining = on,
                 ToEngine::TakeOver => return Ok(true),
                 ToEngine::Stop => return Ok(false),
                 ToEngine::Hang => super::serve::hang(),
@@ -295,6 +298,7 @@ impl Standby {
             _own_wake: self.own_wake,
             next_control: 0,
             next_counters: 0,
+            draining: self.draining,
         };
         let max_frame = engine.path.encap.max_frame();
         for node in self.reachable.into_iter().filter_map(NodeId::new) {

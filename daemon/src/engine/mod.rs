@@ -37,6 +37,7 @@ pub mod conversation;
 pub mod counters;
 pub mod crossing;
 mod death;
+mod drain;
 mod encap;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -155,6 +156,8 @@ struct Engine {
     _own_wake: OwnedFd,
     next_control: Nanos,
     next_counters: Nanos,
+    /// No new sends.
+    draining: bool,
 }
 
 impl Engine {

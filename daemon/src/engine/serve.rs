@@ -16,6 +16,7 @@ use super::briefing::{open_port, port_parts};
 use super::commit;
 use super::control::{Incoming, Link};
 use super::counters::EngineCounters;
+use super::drain;
 use super::host::{EngineHost, Order};
 use super::ports::{Port, Taken};
 use super::routes::Change;
@@ -111,7 +112,7 @@ fn submit(
 }
 
 /// There was no room to ask about every message that came; as soon as there is, those that wait are offered again.
-fn ask_those_turned_away(now: Nanos, port: &mut Port, endpoint: &mut Endpoint) {
+pub(super) fn ask_those_turned_away(now: Nanos, port: &mut Port, endpoint: &mut Endpoint) {
     if !port.questions.turned_some_away() {
         return;
     }
@@ -123,7 +124,7 @@ fn ask_those_turned_away(now: Nanos, port: &mut Port, endpoint: &mut Endpoint) {
 
 // Not inlined, so that the loop over sends stays small.
 #[inline(never)]
-fn carry_out(
+pub(super) fn carry_out(
     now: Nanos,
     order: Order,
     host: &mut EngineHost,
@@ -175,7 +176,11 @@ impl Engine {
                 break;
             };
             let (host, endpoint) = (&mut path.host, &mut path.endpoint);
-            any |= serve_port(now, number, host, endpoint, &mut path.counters);
+            any |= if self.draining {
+                drain::serve_port(now, number, host, endpoint, &mut path.counters)
+            } else {
+                serve_port(now, number, host, endpoint, &mut path.counters)
+            };
             failed |= (path.host.ports.get(number)).is_some_and(|p| p.fault().is_some());
         }
         if failed {
@@ -315,6 +320,7 @@ impl Engine {
                     }
                 }
                 ToEngine::Untap => self.untap(now),
+                ToEngine::Drain { on } => self.draining = on,
                 ToEngine::Stop => return Ok(false),
                 ToEngine::Hang => hang(),
                 // Of a supervisor that does not know how far we are: it was restarted.

@@ -53,6 +53,9 @@ impl Supervisor {
             Some((message, memory.for_engine()))
         }));
         messages.extend(self.captures.briefing(index));
+        if self.draining {
+            messages.push((ToEngine::Drain { on: true }, Vec::new()));
+        }
         messages.push((ToEngine::StandBy, Vec::new()));
         for (message, fds) in messages {
             self.tell_one(index, launch, &message, fds);

@@ -123,7 +123,7 @@ impl Foundation {
         let incarnation = super::startup::new_incarnation()?;
         let crossings = Crossings::create(config.queues.len()).context("memory between engines")?;
         // Attached before the queues are bound, so that a second daemon is told what is in its way.
-        let steer = steering::attach(config)?;
+        let steer = steering::attach(config).map_err(|error| config.places.steering(error))?;
         let mut queues = Vec::new();
         for nic_queue in &config.queues {
             queues.push(queue_memory(plan, incarnation, *nic_queue)?);
@@ -244,7 +244,8 @@ fn queue_memory(plan: &Plan, incarnation: u64, nic_queue: u32) -> anyhow::Result
         sg: xsk.layout.needs_sg(),
         busy_patience: BUSY_PATIENCE,
     };
-    let socket = XskFd::create(&umem, xsk, &bind, ledger.ledger().frames())?;
+    let socket = XskFd::create(&umem, xsk, &bind, ledger.ledger().frames())
+        .map_err(|error| config.places.socket(error))?;
     let clone = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().map(Into::into);
     Ok(QueueMemory {
         ledger_fd: ledger_fd.into(),

@@ -276,6 +276,7 @@ impl Supervisor {
         {
             tracing::warn!(%error, "the neighbour table cannot be read");
         }
+        self.rediscover();
         self.look_after_neighbours(now);
         let own = self.routes.get(&self.config.node).cloned();
         if let Some(own) = own.filter(|own| own.mac != Some(link.mac)) {

@@ -23,6 +23,7 @@
 //! | `interface.rs`, `interface_events.rs` | what becomes of the interface |
 //! | `steering.rs` | the XDP program |
 //! | `reload.rs`, `alive.rs` | the configuration read again; the service manager's watchdog |
+//! | `discovery/`, `drain.rs`, `notes.rs` | who else is there; leaving without loss; what a successor must know of both |
 //! | `store/` | what survives the supervisor, and going on with it |
 //! | `spawn/`, `peer_credentials.rs` | the `unsafe` islands |
 
@@ -31,7 +32,9 @@ mod audit;
 mod captures;
 pub mod clients;
 pub mod config;
+pub mod discovery;
 mod documents;
+mod drain;
 mod engine_links;
 pub mod engines;
 pub mod escalation;
@@ -46,13 +49,14 @@ mod leisure;
 pub mod memory;
 mod neighbours;
 pub mod netlink;
+mod notes;
 pub mod packet;
 mod peer_credentials;
 mod peer_events;
 mod peers;
 pub mod poll;
 pub mod ports;
-mod privileges;
+pub(crate) mod privileges;
 pub mod recovery;
 pub mod reload;
 mod requests;
@@ -76,12 +80,14 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 pub use leisure::Leisure;
+pub(crate) use startup::memlock_needed;
 pub use startup::{ForeignStore, check, run};
 
 use audit::Audit;
 use captures::Captures;
 use clients::Clients;
 use config::Config;
+use discovery::Discovery;
 use engines::{Engine, EngineState};
 use events::{Event, Events, Kind};
 use exporter_process::Exporter;
@@ -206,6 +212,9 @@ pub struct Supervisor {
     upgrade: Option<Probe>,
     /// Given up for a moment when descriptors run out.
     reserve: Option<OwnedFd>,
+    /// No new ports, no new sends.
+    draining: bool,
+    discovery: Discovery,
 }
 
 impl Supervisor {
@@ -234,6 +243,10 @@ impl Supervisor {
         let links = parts.watch_interface.then(LinkWatch::new).transpose()?;
         if let Some(links) = &links {
             poll.add(links, Source::Links, EventFlags::IN)?;
+        }
+        let discovery = Discovery::new(&parts.config, parts.incarnation);
+        for socket in discovery.sockets() {
+            poll.add(socket, Source::Discovery, EventFlags::IN)?;
         }
         let ledgers = parts.queues.iter().map(QueueMemory::map_again);
         let recovery = parts.config.recovery;
@@ -294,6 +307,8 @@ impl Supervisor {
             outdated: BTreeMap::new(),
             upgrade: None,
             reserve: Some(memory::eventfd()?),
+            draining: false,
+            discovery,
         })
     }
 
@@ -307,6 +322,7 @@ impl Supervisor {
         self.events.record(up);
         self.look_after_neighbours(now);
         self.look_at_interface(now);
+        self.announce(now);
         for index in 0..self.engines.len() {
             self.go_on(index, now);
         }
@@ -374,6 +390,7 @@ impl Supervisor {
             Source::Neighbours => self.on_neighbours(),
             Source::Links => self.on_links(now),
             Source::Reload => self.on_reload(now),
+            Source::Discovery => self.on_discovery(now),
             Source::Client(id) => self.on_client(id, flags),
         }
     }
@@ -389,6 +406,7 @@ impl Supervisor {
             Timer::Peers => self.on_peers_timer(now),
             Timer::Neighbours => self.look_after_neighbours(now),
             Timer::Interface => self.on_interface_timer(now),
+            Timer::Discovery => self.announce(now),
             Timer::Stop => self.kill_engines(),
             Timer::Alive => self.give_sign_of_life(now),
         }
@@ -471,7 +489,7 @@ fn routes(config: &Config) -> BTreeMap<u16, Route> {
 }
 
 /// As people write it.
-fn format_mac(mac: &[u8; 6]) -> String {
+pub(crate) fn format_mac(mac: &[u8; 6]) -> String {
     let [a, b, c, d, e, f] = mac;
     format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
 }

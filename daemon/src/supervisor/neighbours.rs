@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::Supervisor;
-use super::config::Config;
+use super::config::{Config, DiscoveryMode};
 use super::netlink::{Neighbour, NeighbourWatch, Netlink};
 use super::poll::Timer;
 use crate::engine_link::{Encap, Route};
@@ -65,7 +65,7 @@ impl Neighbours {
                 })
             })
             .collect();
-        if peers.is_empty() {
+        if peers.is_empty() && !matches!(config.discovery, DiscoveryMode::Seeds(_)) {
             return Ok(None);
         }
         // Changes first, then the table: nothing is missed in between.
@@ -81,6 +81,18 @@ impl Neighbours {
         };
         neighbours.read_table()?;
         Ok(Some(neighbours))
+    }
+
+    /// Resolves one more, or one that is elsewhere now.
+    fn follow(&mut self, node: u16, address: IpAddr) {
+        self.peers.retain(|peer| peer.node != node);
+        self.peers.push(Unresolved {
+            node,
+            address,
+            next_hop: None,
+        });
+        self.routes_at = None;
+        self.look_at = None;
     }
 
     /// The interface has another index: what was known is of no use.
@@ -208,6 +220,14 @@ impl Supervisor {
             self.poll.set_timer(soon, Timer::Neighbours);
         }
         self.publish_macs();
+    }
+
+    /// A peer was found whose MAC the kernel is to look up.
+    pub(super) fn follow_neighbour(&mut self, route: &Route) {
+        if let (Some(neighbours), Some(address)) = (&mut self.neighbours, route.address) {
+            neighbours.follow(route.node, address);
+            self.poll.set_timer(Instant::now(), Timer::Neighbours);
+        }
     }
 
     /// From time to time.

@@ -92,7 +92,7 @@ impl Netlink {
     }
 
     /// Asks and collects every answer; an error of the kernel is an error.
-    fn ask(
+    pub(crate) fn ask(
         &mut self,
         message: RouteNetlinkMessage,
         flags: u16,

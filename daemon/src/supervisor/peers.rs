@@ -111,13 +111,14 @@ impl Supervisor {
             rows.push(self.row(report, Some(*engine)));
         }
         // Those no engine has talked to yet.
-        for peer in &self.config.peers {
-            if reported.contains(&peer.id) {
+        let others = self.routes.values().filter(|r| r.node != self.config.node);
+        for peer in others {
+            if reported.contains(&peer.node) {
                 continue;
             }
-            let resolved = self.routes.get(&peer.id).is_some_and(|r| r.mac.is_some());
+            let resolved = peer.mac.is_some();
             let silent = PeerReport {
-                node: peer.id,
+                node: peer.node,
                 queue: 0,
                 name: peer.name.clone(),
                 state: if resolved { "idle" } else { "unresolved" }.to_owned(),

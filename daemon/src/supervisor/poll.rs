@@ -39,6 +39,8 @@ pub enum Source {
     Links,
     /// A signal to read the configuration again.
     Reload,
+    /// Another node announced itself.
+    Discovery,
     /// The watchdog saw something.
     Watchdog,
     /// A client.
@@ -64,6 +66,7 @@ impl Source {
             Self::Links => (10, 0),
             Self::Reload => (11, 0),
             Self::ExporterExit(launch) => (12, u64::from(launch)),
+            Self::Discovery => (13, 0),
         };
         kind << Self::BITS | value
     }
@@ -85,6 +88,7 @@ impl Source {
             10 => Self::Links,
             11 => Self::Reload,
             12 => Self::ExporterExit(launch),
+            13 => Self::Discovery,
             _ => return None,
         })
     }
@@ -111,6 +115,8 @@ pub enum Timer {
     Neighbours,
     /// The interface is to be looked at.
     Interface,
+    /// This node is to announce itself.
+    Discovery,
     /// Stopping has taken long enough.
     Stop,
     /// The service manager is due a sign of life.

@@ -80,6 +80,11 @@ impl Supervisor {
                     Err(refusal) => Err(refusal),
                 }
             }
+            Request::Map {} => {
+                let map = self.map();
+                Ok(self.document(map))
+            }
+            Request::Drain { action } => self.request_drain(id, &action),
             Request::Upgrade { binary } => match self.request_upgrade(id, binary.as_deref()) {
                 Ok(()) => return,
                 Err(refusal) => Err(refusal),
@@ -113,9 +118,9 @@ impl Supervisor {
         if number == Some(self.config.node) || node == self.config.name {
             return Ok(self.this_node());
         }
-        let mut peers = self.config.peers.iter();
-        match peers.find(|peer| number == Some(peer.id) || node == peer.name) {
-            Some(peer) => Ok(self.node(peer.id, &peer.name)),
+        let mut peers = self.routes.values();
+        match peers.find(|peer| number == Some(peer.node) || node == peer.name) {
+            Some(peer) => Ok(self.node(peer.node, &peer.name)),
             None => Err(error(
                 ErrorCode::NotFound,
                 format!(
@@ -128,6 +133,9 @@ impl Supervisor {
 
     /// Opens a port for a client, which is answered when the engine has it.
     pub(super) fn request_port(&mut self, id: u64, port: Option<u16>, geometry: PortGeometry) {
+        if let Some(refusal) = self.drain_refusal() {
+            return self.finish(id, refusal, Vec::new());
+        }
         match self.open_port(id, port, geometry) {
             Ok(Opening::Begun(port)) => {
                 if let Some(client) = self.clients.get_mut(id) {

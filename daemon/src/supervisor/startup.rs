@@ -19,7 +19,7 @@ use rustix::fs::{FlockOperation, Mode};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::config::Config;
+use super::config::{Config, Key};
 use super::foundation::{Foundation, Plan};
 use super::kernel::{KernelVersion, Support};
 use super::leisure::Leisure;
@@ -76,12 +76,7 @@ pub fn run(file: &Path, mut leisure: Leisure) -> anyhow::Result<()> {
     let foundation = match (left, lock) {
         (Some(left), _) => Foundation::resume(&plan, &mut store, *left, drop_privileges)?,
         (None, Some(lock)) => Foundation::lay(&plan, &mut store, lock, drop_privileges)?,
-        (None, None) => Foundation::lay(
-            &plan,
-            &mut store,
-            self::lock(&config.socket)?,
-            drop_privileges,
-        )?,
+        (None, None) => Foundation::lay(&plan, &mut store, self::lock(config)?, drop_privileges)?,
     };
     let launcher =
         Processes::new(config.user, &config.socket, config.metrics).context("processes")?;
@@ -211,7 +206,8 @@ pub fn check(file: &Path) -> anyhow::Result<String> {
     let layout = layout(&config, config.mtu().min(kernel.max_mtu()))?;
     let bytes = umem_bytes(&config, &layout);
     privileges::check().map_err(anyhow::Error::msg)?;
-    privileges::check_memlock(bytes).map_err(anyhow::Error::msg)?;
+    privileges::check_memlock(bytes)
+        .map_err(|error| config.places.error(Key::UmemFrames, error))?;
     Ok(format!(
         "{}: node {} ({}) of cluster {}, {} engines on {}, {} MiB of UMEM; {}",
         file.display(),
@@ -223,6 +219,13 @@ pub fn check(file: &Path) -> anyhow::Result<String> {
         bytes >> 20,
         kernel.describe()
     ))
+}
+
+/// Bytes a node of this configuration locks in memory.
+pub(crate) fn memlock_needed(config: &Config) -> anyhow::Result<u64> {
+    let longest = running_kernel()?.max_mtu();
+    let layout = layout(config, config.mtu().min(longest))?;
+    Ok(umem_bytes(config, &layout))
 }
 
 fn running_kernel() -> anyhow::Result<Support> {
@@ -259,29 +262,36 @@ fn log_memory(config: &Config, layout: &XskConfig) {
 }
 
 /// One daemon per socket.
-fn lock(socket: &Path) -> anyhow::Result<OwnedFd> {
+fn lock(config: &Config) -> anyhow::Result<OwnedFd> {
+    let socket = config.socket.as_path();
+    let place = |what: String| config.places.error(Key::Socket, what);
     if let Some(directory) = socket.parent() {
         let mut builder = std::fs::DirBuilder::new();
         let made = builder.recursive(true).mode(0o755).create(directory);
-        made.with_context(|| format!("{}: cannot be made", directory.display()))?;
+        made.map_err(|error| {
+            place(format!(
+                "{} cannot be made: {error}; make it, or set node.socket",
+                directory.display()
+            ))
+        })?;
     }
     let path = socket.with_extension("lock");
     let file = File::options()
         .create(true)
         .append(true)
         .open(&path)
-        .with_context(|| {
-            format!(
-                "{}: cannot be opened; check its permissions",
+        .map_err(|error| {
+            place(format!(
+                "{} cannot be opened: {error}; check its permissions, or set node.socket",
                 path.display()
-            )
+            ))
         })?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file.into()),
-        Err(rustix::io::Errno::WOULDBLOCK) => bail!(
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(place(format!(
             "another portoland has {}; stop it, or give this one a node.socket of its own",
             socket.display()
-        ),
+        ))),
         Err(error) => Err(anyhow!(error).context(format!("{}: cannot be locked", path.display()))),
     }
 }
@@ -338,9 +348,9 @@ pub(super) fn hold_udp_ports(config: &Config) -> anyhow::Result<Vec<UdpSocket>> 
             v6.set_scope_id(config.interface_facts.index);
         }
         let socket = UdpSocket::bind(to).map_err(|error| match error.kind() {
-            io::ErrorKind::AddrInUse => anyhow!("UDP port {port} on {address} is in use; stop its owner (`ss -ulpn`) or set cluster.udp_port, the same on all nodes"),
-            io::ErrorKind::PermissionDenied => anyhow!("no privilege to bind UDP port {port}: choose cluster.udp_port above 1023, or grant CAP_NET_BIND_SERVICE"),
-            _ => anyhow!("UDP port {port} on {address} cannot be bound: {error}; check that the address is on the interface (`ip addr`)"),
+            io::ErrorKind::AddrInUse => config.places.error(Key::UdpPort, format_args!("UDP port {port} on {address} is in use; stop its owner (`ss -ulpn`) or set cluster.udp_port, the same on all nodes")),
+            io::ErrorKind::PermissionDenied => config.places.error(Key::UdpPort, format_args!("no privilege to bind UDP port {port}: choose cluster.udp_port above 1023, or grant CAP_NET_BIND_SERVICE")),
+            _ => config.places.error(Key::Address, format_args!("UDP port {port} on {address} cannot be bound: {error}; check that the address is on the interface (`ip addr`)")),
         })?;
         // What arrives all the same must not pile up.
         rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 0).context("UDP socket")?;
@@ -357,7 +367,10 @@ pub(super) fn listen(config: &Config) -> anyhow::Result<OwnedFd> {
         Ok(found) if std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {
             std::fs::remove_file(path).with_context(|| format!("{shown}: cannot be removed"))?;
         }
-        Ok(_) => bail!("{shown} is there and no socket; remove it or set node.socket"),
+        Ok(_) => {
+            let what = format_args!("{shown} is there and no socket; remove it or set node.socket");
+            return Err(config.places.error(Key::Socket, what));
+        }
         Err(_) => {}
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -368,8 +381,10 @@ pub(super) fn listen(config: &Config) -> anyhow::Result<OwnedFd> {
     let before = rustix::process::umask(Mode::from_raw_mode(0o177));
     let bound = rustix::net::bind(&socket, &address);
     rustix::process::umask(before);
-    bound
-        .with_context(|| format!("{shown}: cannot be bound; check the directory's permissions"))?;
+    bound.map_err(|error| {
+        let what = format_args!("{shown} cannot be bound: {error}; check the directory's permissions, or set node.socket");
+        config.places.error(Key::Socket, what)
+    })?;
     // The mode first: afterwards the file is not ours.
     rustix::fs::chmod(
         path.as_path(),

@@ -9,11 +9,12 @@ use toml::{Spanned, Value};
 use super::acl::{Acl, PortSet, Subject};
 use super::address::only_address;
 use super::checker::{Checker, as_name};
+use super::discovery::discovery;
 use super::file::{self, File};
 use super::quota::quotas;
 use super::recovery::recovery;
 use super::transport::transport;
-use super::{Config, ConfigErrors, CreditBudget, Limits, Peer};
+use super::{Config, ConfigErrors, CreditBudget, Limits, Peer, Places};
 use crate::engine_link::{Encap, Wait};
 use crate::supervisor::surroundings::{Account, Interface, Surroundings};
 
@@ -35,7 +36,9 @@ pub(super) fn check(
     let file: File = match toml::from_str(text) {
         Ok(file) => file,
         Err(error) => {
-            let message = format!("{}; {}", error.message(), advice(error.message()));
+            // What Rust calls a number.
+            let what = error.message().replace("expected i64", "expected a number");
+            let message = format!("{what}; {}", advice(&what));
             checker.complain(error.span().unwrap_or(0..0), message);
             return Err(ConfigErrors(checker.errors));
         }
@@ -57,6 +60,11 @@ fn advice(message: &str) -> &'static str {
         "choose one of those"
     } else if message.starts_with("duplicate") {
         "keep one"
+    } else if message.contains("expected a string")
+        || message.contains("must be quoted")
+        || message.contains("leading zero")
+    {
+        "write it in double quotes"
     } else {
         "correct the value"
     }
@@ -104,7 +112,8 @@ fn build(
     );
     let cores = cores(checker, file, queues.len(), surroundings);
     let (transport, policy) = transport(checker, &file.transport);
-    let limits = limits(checker, &file.limits, peers.len());
+    let discovery = discovery(checker, file, address, udp_port);
+    let limits = limits(checker, &file.limits, discovery.expected(peers.len()));
     let recovery = recovery(checker, &file.recovery);
     let metrics = super::metrics::listen(checker, &file.metrics);
     let acl = match &file.acl {
@@ -139,6 +148,7 @@ fn build(
             .as_ref()
             .map(|m| *m.get_ref())
             .unwrap_or_default(),
+        discovery,
         wait: file
             .engine
             .wait
@@ -162,6 +172,7 @@ fn build(
         written: toml::from_str(checker.text).unwrap_or_default(),
         metrics,
         quotas,
+        places: Places::find(checker, file),
     };
     budget(checker, file, &config);
     Some(config)
@@ -250,6 +261,9 @@ fn interface(
                 interface.mtu
             )
         }
+        Ok(Some(interface)) if interface.mac == [0; 6] => format!(
+            "interface `{text}` has no MAC, so no other node can reach it; name an Ethernet interface (`ip link` lists them)"
+        ),
         Ok(Some(interface)) => return Some(interface),
         Ok(None) => format!(
             "there is no interface `{text}` in this network namespace; `ip link` lists them"
@@ -469,13 +483,13 @@ fn peers(
             Encap::Udp if entry.address.is_none() => {
                 checker.complain(
                     entry.id.span(),
-                    format!("peer {id} has no address; encap udp needs one"),
+                    format!("peer {id} has no address; encap udp needs one, add `address`"),
                 );
             }
             Encap::Ethernet if entry.mac.is_none() => {
                 checker.complain(
                     entry.id.span(),
-                    format!("peer {id} has no mac; encap ethernet needs one"),
+                    format!("peer {id} has no mac; encap ethernet needs one, add `mac`"),
                 );
             }
             _ => {}

@@ -7,8 +7,10 @@ mod address;
 mod budget;
 mod check;
 mod checker;
+mod discovery;
 mod file;
 mod metrics;
+mod places;
 mod quota;
 mod recovery;
 mod transport;
@@ -24,6 +26,8 @@ use serde::Deserialize;
 
 pub use acl::{Acl, Credentials, PortSet, Subject};
 pub use budget::CreditBudget;
+pub use discovery::DiscoveryMode;
+pub use places::{Key, Places};
 pub use quota::{Amounts, Exceeded, Quotas, Resource};
 
 use super::escalation::Bounds;
@@ -138,6 +142,8 @@ pub struct Config {
     pub copy_mode: CopyMode,
     /// Where the XDP program runs.
     pub xdp_mode: XdpMode,
+    /// How other nodes are found.
+    pub discovery: DiscoveryMode,
     /// How engines wait.
     pub wait: Wait,
     /// Cores of the engines, in order; empty: wherever the scheduler likes.
@@ -166,6 +172,8 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// What each user may have at the same time.
     pub quotas: Quotas,
+    /// Where in the file that is said.
+    pub places: Places,
 }
 
 impl Config {

@@ -57,6 +57,9 @@ impl Supervisor {
         if let Some(exit) = left.service {
             self.adopt_service(exit);
         }
+        if let Some(notes) = left.notes {
+            self.adopt_notes(notes);
+        }
         for (id, socket) in left.clients {
             self.adopt_client(id, socket);
         }

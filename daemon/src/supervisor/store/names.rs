@@ -90,6 +90,8 @@ pub enum Name {
     Process(u8, u32),
     /// The pidfd of the service.
     Service,
+    /// What was found and what is drained.
+    Notes,
     /// A connection.
     Client(u64),
     /// A port's memory and doorbells.
@@ -115,6 +117,7 @@ impl fmt::Display for Name {
             Self::Link(queue, launch, build) => write!(f, "link-{queue}-{launch}-{build}"),
             Self::Process(queue, launch) => write!(f, "pidfd-{queue}-{launch}"),
             Self::Service => f.write_str("service"),
+            Self::Notes => f.write_str("notes"),
             Self::Client(id) => write!(f, "client-{id}"),
             Self::Port(life, part) => write!(
                 f,
@@ -153,6 +156,7 @@ impl FromStr for Name {
             }
             ["pidfd", queue, launch] => Self::Process(number(queue)?, number(launch)?),
             ["service"] => Self::Service,
+            ["notes"] => Self::Notes,
             ["client", id] => Self::Client(number(id)?),
             ["port", port, generation, client, request, part] => {
                 let life = PortLife {
@@ -208,6 +212,7 @@ mod tests {
             Name::Link(0, u32::MAX, u32::MAX),
             Name::Process(0, 17),
             Name::Service,
+            Name::Notes,
             Name::Client(u64::MAX),
         ];
         all.extend(PortPart::ALL.map(|part| Name::Port(life, part)));

@@ -54,6 +54,8 @@ pub struct Leftovers {
     pub processes: Vec<LeftProcess>,
     /// The service's pidfd.
     pub service: Option<OwnedFd>,
+    /// What it had found and drained.
+    pub notes: Option<OwnedFd>,
     /// Connections.
     pub clients: BTreeMap<u64, OwnedFd>,
     /// Ports, as far as they are complete.
@@ -188,6 +190,7 @@ fn take_all(
             Name::Link(queue, launch, build) => links.push((queue, launch, build, fd)),
             Name::Process(queue, launch) => drop(exits.insert((queue, launch), fd)),
             Name::Service => left.service = Some(fd),
+            Name::Notes => left.notes = Some(fd),
             Name::Client(id) => drop(left.clients.insert(id, fd)),
             Name::Port(life, part) => drop(parts.entry(life).or_default().insert(part, fd)),
             other => left.odd.push(other),
@@ -253,6 +256,7 @@ impl Predecessor {
             all.insert(Name::Process(left.queue, left.launch), left.exit);
         }
         all.extend(self.leftovers.service.map(|fd| (Name::Service, fd)));
+        all.extend(self.leftovers.notes.map(|fd| (Name::Notes, fd)));
         let clients = self.leftovers.clients.into_iter();
         all.extend(clients.map(|(id, fd)| (Name::Client(id), fd)));
         for (life, parts) in self.leftovers.ports {
