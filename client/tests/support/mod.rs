@@ -282,7 +282,11 @@ fn answer(
             }
         }
         Request::Upgrade { .. } => Response::Done,
-        Request::Status {} | Request::Peers {} | Request::Ports {} | Request::Counters {} => {
+        Request::Status {}
+        | Request::Peers {}
+        | Request::Ports {}
+        | Request::Counters {}
+        | Request::Events { .. } => {
             // Longer than one packet.
             Response::Document {
                 document: serde_json::json!({ "padding": "x".repeat(100_000) }),
@@ -291,7 +295,9 @@ fn answer(
         Request::Map {} | Request::Drain { .. } => Response::Document {
             document: serde_json::json!({ "draining": true, "outstanding": 0 }),
         },
-        Request::Fault { .. } => error(ErrorCode::Denied, "only root may do that"),
+        Request::Fault { .. } | Request::Capture { .. } => {
+            error(ErrorCode::Denied, "only root may do that")
+        }
     };
     (response, Vec::new())
 }
