@@ -96,7 +96,7 @@ pub struct Doctor {
     #[arg(
         long,
         value_name = "FILE",
-        default_value = "/etc/portolan/portoland.toml"
+        default_value = "/etc/portolan/portolan.toml"
     )]
     pub config: PathBuf,
     #[command(flatten)]

@@ -149,7 +149,7 @@ fn main() -> ExitCode {
                 }),
             ..
         } => {
-            log();
+            logging::begin(Process::Child);
             name_process(c"portoland-met");
             portoland::exporter::run(&socket, listen)
         }

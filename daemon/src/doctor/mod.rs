@@ -25,7 +25,7 @@ use crate::supervisor::config::Config;
 use crate::supervisor::surroundings::ThisMachine;
 
 /// Where the configuration is if nobody says otherwise.
-pub const DEFAULT_CONFIG: &str = "/etc/portolan/portoland.toml";
+pub const DEFAULT_CONFIG: &str = "/etc/portolan/portolan.toml";
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
