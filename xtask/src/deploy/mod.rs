@@ -24,7 +24,7 @@ use container::{Container, Wire};
 /// The Debian that is installed.
 const SUITE: &str = "bookworm";
 /// Beside what a minimal system has: an init, and what people type.
-const INCLUDE: &str = "systemd,systemd-sysv,dbus,iproute2,procps";
+const INCLUDE: &str = "systemd,systemd-sysv,dbus,iproute2";
 /// Bound on installing a Debian system.
 const DEBOOTSTRAP: Duration = Duration::from_secs(15 * 60);
 /// The version that is upgraded to.

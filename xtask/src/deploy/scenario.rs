@@ -136,11 +136,11 @@ fn main_pid(system: &Container) -> Result<u32> {
 
 /// The processes that are engines, oldest first.
 fn engines(system: &Container) -> Result<Vec<u32>> {
-    let said = system.ok("pgrep -x portoland-eng || true", WITHIN)?;
-    let mut all: Vec<u32> = said
-        .lines()
-        .filter_map(|line| line.trim().parse().ok())
-        .collect();
+    let script = "grep -lx portoland-eng /proc/[0-9]*/comm 2>/dev/null || true";
+    let said = system.ok(script, WITHIN)?;
+    let pid = |line: &str| line.split('/').nth(2)?.parse().ok();
+    let mut all: Vec<u32> = said.lines().filter_map(pid).collect();
+    ensure!(!all.is_empty(), "no engine runs");
     all.sort_unstable();
     Ok(all)
 }
@@ -321,7 +321,7 @@ fn rebooted(systems: &mut [Container; 2]) -> Result<()> {
 fn purged(system: &Container) -> Result<()> {
     system.ok("apt-get purge -y portolan", WITHIN)?;
     let left = "find / -xdev \\( -iname '*portolan*' -o -iname '*portoland*' \\) -not -path '/proc/*' -not -path '/sys/*' -not -path '/root/*' -not -path '/srv/*'; \
-        getent passwd portolan portoland; getent group portolan; pgrep -l portoland; ip -d link show eth0 | grep xdp; \
+        getent passwd portolan portoland; getent group portolan; grep -hx 'portolan.*' /proc/[0-9]*/comm; ip -d link show eth0 | grep xdp; \
         find /run -xdev -iname '*portolan*' -not -path '/run/systemd/*'; systemctl list-units --all --plain --no-legend 'portoland*'";
     let said = system.run(left, WITHIN)?.stdout;
     ensure!(said.trim().is_empty(), "left behind:\n{said}");
