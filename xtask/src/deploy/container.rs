@@ -181,9 +181,9 @@ impl Container {
         }
     }
 
-    /// Has it reboot by its own hand and waits until it is back.
+    /// Has it reboot at once, with no farewell of anybody, and waits until it is back.
     pub fn reboot(&mut self) -> Result<()> {
-        self.run("systemctl reboot", QUICK)?;
+        self.run("systemctl reboot --force --force", QUICK)?;
         let nspawn = self.nspawn.as_mut().context("not started")?;
         // With --keep-unit it leaves the second half to who started it.
         let ended = wait_child(nspawn, Instant::now() + BOOT, OnCancel::Stop)?;
