@@ -288,6 +288,8 @@ fn answer(
                 document: serde_json::json!({ "padding": "x".repeat(100_000) }),
             }
         }
+        // It is older than that.
+        Request::Events { .. } => error(ErrorCode::BadRequest, "the packet is no request"),
         Request::Fault { .. } => error(ErrorCode::Denied, "only root may do that"),
     };
     (response, Vec::new())
