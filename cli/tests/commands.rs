@@ -169,6 +169,11 @@ fn failures_are_definite() {
         words.contains("at 1 bytes") && words.contains("not open"),
         "{words}"
     );
+    // A daemon that does not know the question.
+    let output = run(&daemon, &["events"]);
+    assert_eq!(output.status.code(), Some(1));
+    let words = text(&output.stderr);
+    assert!(words.contains("older than `portolan events`"), "{words}");
     let output = run(&daemon, &["fault", "kill", "0"]);
     assert!(text(&output.stderr).contains("cannot kill engine 0: only root may do that"));
 }

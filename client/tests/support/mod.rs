@@ -282,11 +282,7 @@ fn answer(
             }
         }
         Request::Upgrade { .. } => Response::Done,
-        Request::Status {}
-        | Request::Peers {}
-        | Request::Ports {}
-        | Request::Counters {}
-        | Request::Events { .. } => {
+        Request::Status {} | Request::Peers {} | Request::Ports {} | Request::Counters {} => {
             // Longer than one packet.
             Response::Document {
                 document: serde_json::json!({ "padding": "x".repeat(100_000) }),
@@ -298,6 +294,8 @@ fn answer(
         Request::Fault { .. } | Request::Capture { .. } => {
             error(ErrorCode::Denied, "only root may do that")
         }
+        // It is older than that.
+        Request::Events { .. } => error(ErrorCode::BadRequest, "the packet is no request"),
     };
     (response, Vec::new())
 }

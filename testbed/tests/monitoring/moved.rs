@@ -20,7 +20,6 @@ pub const HERE: &[&str] = &[
     "portolan_events_total",
     "portolan_exporter_collections_total",
     "portolan_exporter_requests_total",
-    "portolan_interface_up",
     "portolan_node_uptime_seconds",
     "portolan_peer_frame_bytes",
     "portolan_peer_outstanding_messages",
@@ -65,8 +64,10 @@ pub const HERE: &[&str] = &[
     "portolan_xsk_tx_frames_total",
 ];
 
-/// There, but the same as long as nothing is out of order or nobody changes the configuration: asserted to be on the page.
+/// There, but the same as long as nothing is out of order or nobody changes the configuration: asserted to be on the page; that of the interface
+/// also while it is down.
 pub const STEADY: &[&str] = &[
+    "portolan_interface_up",
     "portolan_arena_limit_bytes",
     "portolan_clients_limit",
     "portolan_engine_degraded",
