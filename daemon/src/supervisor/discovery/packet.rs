@@ -239,6 +239,8 @@ fn seal(bytes: &mut Vec<u8>) {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
     /// What node `node` would say.
@@ -256,7 +258,7 @@ pub(super) mod tests {
             udp_port: 28_000,
             mtu: 1500,
             mac: [2, 0, 0, 0, 0, node as u8],
-            address: Some(format!("10.0.0.{node}").parse().unwrap()),
+            address: Some(Ipv4Addr::from((10 << 24) | u32::from(node)).into()),
             policy: PolicyWire {
                 recovery: 3,
                 ack_rule: 1,
