@@ -218,7 +218,7 @@ fn seeds_and_a_supervisor_that_dies() {
     ping(lab.node(1), "ptl3");
     // Nobody announces anything from now on: what the successor knows it knows from its predecessor.
     for node in [lab.node(2), lab.node(3)] {
-        ip(node, &format!("route add blackhole 10.77.0.1/32"));
+        ip(node, "route add blackhole 10.77.0.1/32");
     }
     let pid = first.pid();
     rustix::process::kill_process(

@@ -13,7 +13,7 @@
 //! | `watchdog/` | who notices that an engine is dead, or hangs |
 //! | `escalation.rs`, `restarts.rs`, `recovery.rs` | what is done about deaths, and what is remembered |
 //! | `reset.rs`, `sockets.rs` | another socket for a queue |
-//! | `ports.rs`, `memory.rs` | ports, and all memory that outlives an engine |
+//! | `ports.rs`, `ports_closing.rs`, `memory.rs` | ports, and all memory that outlives an engine |
 //! | `clients.rs`, `requests.rs`, `audit.rs` | connections, what they ask for, and who was refused |
 //! | `captures.rs` | who captures frames |
 //! | `documents.rs`, `peers.rs` | the reports |
@@ -56,6 +56,7 @@ mod peer_events;
 mod peers;
 pub mod poll;
 pub mod ports;
+mod ports_closing;
 pub(crate) mod privileges;
 pub mod recovery;
 pub mod reload;
