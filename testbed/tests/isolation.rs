@@ -2,6 +2,10 @@
 //! daemon and try (docs/threat-model.md).
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(
+    clippy::duplicate_mod,
+    reason = "the helpers of hostile tests and the ordinary ones, of which only this test has both, share a file"
+)]
 
 #[path = "isolation/attempts.rs"]
 mod attempts;
