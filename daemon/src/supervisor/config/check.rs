@@ -60,11 +60,10 @@ fn advice(message: &str) -> &'static str {
         "choose one of those"
     } else if message.starts_with("duplicate") {
         "keep one"
-    } else if message.contains("expected a string")
-        || message.contains("must be quoted")
-        || message.contains("leading zero")
-    {
+    } else if message.contains("expected a string") || message.contains("leading zero") {
         "write it in double quotes"
+    } else if message.contains("must be quoted") {
+        "correct the value: strings stand in double quotes"
     } else {
         "correct the value"
     }
