@@ -4,7 +4,7 @@
 //! process writes is a claim until the reader has checked its own copy ([`token`]).
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 
-#[cfg(feature = "std")]
+#[cfg(all(feature = "std", not(loom)))]
 pub mod control;
 pub mod doorbell;
 pub mod event;
