@@ -207,7 +207,8 @@ impl TapWriter {
     pub fn record(&mut self, passing: &Passing, segments: &[&[u8]]) {
         // SYNC(tap-consumed)
         let consumed = self.mark.words(0, 1)[0].load(Ordering::Acquire);
-        if self.next.wrapping_sub(consumed) >= u64::from(self.geometry.slots) {
+        let waiting = self.next.checked_sub(consumed);
+        if waiting.is_none_or(|frames| frames >= u64::from(self.geometry.slots)) {
             self.dropped += 1;
             self.word(DROPPED).store(self.dropped, Ordering::Release);
             return;

@@ -295,7 +295,6 @@ fn whoever_watches_sees_what_happens() {
 
 /// What docs/monitoring.md shows: the commands as they look on a terminal 140 columns wide, colours and all.
 fn record(cluster: &Cluster, directory: &Path) {
-    let _one = cluster.open(1, options(9, 1 << 20));
     let node = cluster.lab.node(1);
     let load = Following::start(node.portolan().args(["ping", "2", "-c", "100000000"]));
     for (name, arguments) in [
