@@ -269,6 +269,16 @@ fn log_full(system: &Container, load: &Load) -> Result<()> {
 /// Sends that were under way to a system that reboots end with that reason, and then it goes on.
 fn rebooted(systems: &mut [Container; 2]) -> Result<()> {
     let [one, two] = systems;
+    // A system takes longer to come back than a node is waited for.
+    one.ok(
+        "printf '[transport]\\nunreachable_after_ms = 120000\\n' >> /etc/portolan/portolan.toml && systemctl restart portoland",
+        WITHIN,
+    )?;
+    let flows = |system: &Container, other: &str| {
+        let script = format!("portolan allsize --verify --max 64K --count 3 {other} >/dev/null");
+        system.wait_for("traffic", &script, WITHIN)
+    };
+    flows(one, NAMES[1])?;
     let mut send =
         one.command("head -c 100000000000 /dev/zero | portolan send node2 --timeout 120 -q");
     let mut receive = two.command("portolan recv --timeout 120 -q > /dev/null");
@@ -309,11 +319,7 @@ fn rebooted(systems: &mut [Container; 2]) -> Result<()> {
     }
     result?;
     for (system, other) in [(&*one, NAMES[1]), (&*two, NAMES[0])] {
-        system.wait_for(
-            "traffic",
-            &format!("portolan allsize --verify --max 64K {other} >/dev/null"),
-            WITHIN,
-        )?;
+        flows(system, other)?;
     }
     Ok(())
 }
