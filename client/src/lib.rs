@@ -95,3 +95,8 @@ pub use portolan_abi::port::CloseReason;
 pub use portolan_abi::token::INLINE_BYTES;
 pub use status::{Reason, Status};
 pub use wait::Wait;
+
+// The guide's examples are compiled as this crate's are.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/api.md")]
+struct Guide;
