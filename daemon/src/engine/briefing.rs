@@ -240,6 +240,7 @@ impl Standby {
             .adopt(self.ledger.frames())
             .context("the AF_XDP socket cannot be taken over")?;
         let mut host = EngineHost::new(facts, self.config.default_timeout_ms);
+        host.draining = self.draining;
         host.suspect_last_token();
         for (number, mut port) in self.ports {
             port.go_on();
@@ -298,7 +299,6 @@ impl Standby {
             _own_wake: self.own_wake,
             next_control: 0,
             next_counters: 0,
-            draining: self.draining,
         };
         let max_frame = engine.path.encap.max_frame();
         for node in self.reachable.into_iter().filter_map(NodeId::new) {

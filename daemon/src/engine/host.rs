@@ -31,6 +31,8 @@ pub struct EngineHost {
     pub facts: Facts,
     /// Messages the applications were asked about.
     pub offers: u64,
+    /// The node takes no new sends.
+    pub draining: bool,
     /// The token the last engine died of.
     suspect: Suspect,
     /// A deadline for sends that name none, nanoseconds.
@@ -61,6 +63,7 @@ impl EngineHost {
             suspect: Suspect::default(),
             facts,
             offers: 0,
+            draining: false,
             default_timeout: default_timeout_ms.saturating_mul(1_000_000),
         }
     }

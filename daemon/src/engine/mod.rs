@@ -37,7 +37,6 @@ pub mod conversation;
 pub mod counters;
 pub mod crossing;
 mod death;
-mod drain;
 mod encap;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -156,8 +155,6 @@ struct Engine {
     _own_wake: OwnedFd,
     next_control: Nanos,
     next_counters: Nanos,
-    /// No new sends.
-    draining: bool,
 }
 
 impl Engine {

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use portolan_abi::event::{Certainty, Outcome, reason};
 use portolan_abi::port::CloseReason;
 use portolan_abi::token::Opcode;
 use portolan_transport::Endpoint;
@@ -16,7 +17,6 @@ use super::briefing::{open_port, port_parts};
 use super::commit;
 use super::control::{Incoming, Link};
 use super::counters::EngineCounters;
-use super::drain;
 use super::host::{EngineHost, Order};
 use super::ports::{Port, Taken};
 use super::routes::Change;
@@ -28,6 +28,12 @@ const ALARM_LOOPS: u64 = 16;
 const MESSAGES_PER_TURN: usize = 16;
 /// Peers in one report, so that it fits into a packet.
 const REPORTED_PEERS: usize = 150;
+
+/// How a send ends that a node gets while it is being drained.
+const DRAINED: Outcome = Outcome {
+    certainty: Certainty::NotDelivered,
+    reason: reason::DRAINING,
+};
 
 /// Fault injection: stops looping, for ever.
 pub(super) fn hang() -> ! {
@@ -104,6 +110,10 @@ fn submit(
     endpoint: &mut Endpoint,
     counters: &mut EngineCounters,
 ) {
+    if host.draining {
+        counters.send_tokens_refused += 1;
+        return host.finish_locally(send.id, DRAINED);
+    }
     if let Err(reason) = endpoint.submit(now, send, host) {
         counters.send_tokens_refused += 1;
         let end = commit::outcome(SendStatus::NotDelivered(reason));
@@ -112,7 +122,7 @@ fn submit(
 }
 
 /// There was no room to ask about every message that came; as soon as there is, those that wait are offered again.
-pub(super) fn ask_those_turned_away(now: Nanos, port: &mut Port, endpoint: &mut Endpoint) {
+fn ask_those_turned_away(now: Nanos, port: &mut Port, endpoint: &mut Endpoint) {
     if !port.questions.turned_some_away() {
         return;
     }
@@ -124,7 +134,7 @@ pub(super) fn ask_those_turned_away(now: Nanos, port: &mut Port, endpoint: &mut 
 
 // Not inlined, so that the loop over sends stays small.
 #[inline(never)]
-pub(super) fn carry_out(
+fn carry_out(
     now: Nanos,
     order: Order,
     host: &mut EngineHost,
@@ -176,11 +186,7 @@ impl Engine {
                 break;
             };
             let (host, endpoint) = (&mut path.host, &mut path.endpoint);
-            any |= if self.draining {
-                drain::serve_port(now, number, host, endpoint, &mut path.counters)
-            } else {
-                serve_port(now, number, host, endpoint, &mut path.counters)
-            };
+            any |= serve_port(now, number, host, endpoint, &mut path.counters);
             failed |= (path.host.ports.get(number)).is_some_and(|p| p.fault().is_some());
         }
         if failed {
@@ -320,7 +326,7 @@ impl Engine {
                     }
                 }
                 ToEngine::Untap => self.untap(now),
-                ToEngine::Drain { on } => self.draining = on,
+                ToEngine::Drain { on } => self.path.host.draining = on,
                 ToEngine::Stop => return Ok(false),
                 ToEngine::Hang => hang(),
                 // Of a supervisor that does not know how far we are: it was restarted.

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use portolan_testbed::process;
+use portolan_testbed::{Lab, process};
 
 use crate::{build, steps};
 
@@ -19,7 +19,7 @@ pub fn check() -> Result<()> {
     let scratch = tempfile::tempdir()?;
     units(&programs, scratch.path())?;
     manual(&programs, scratch.path())?;
-    configuration(&programs, scratch.path())
+    configuration(scratch.path())
 }
 
 /// systemd finds nothing to say about the units, where there is one to ask.
@@ -88,21 +88,20 @@ fn manual(programs: &Path, scratch: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The configuration that is installed is one, up to what only the machine it is installed on has.
-fn configuration(programs: &Path, scratch: &Path) -> Result<()> {
+/// The configuration that is installed is one, up to what only the machine it is installed on has: a lab's node has an interface.
+fn configuration(scratch: &Path) -> Result<()> {
+    let lab = Lab::builder()
+        .name("ptpk")
+        .binaries(build::binaries()?)
+        .build()?;
+    let node = lab.node(1);
     let text = fs::read_to_string(steps::root().join("deploy/portolan.toml"))?;
     let text = text
-        .replace("\"eth0\"", "\"lo\"")
+        .replace("\"eth0\"", &format!("\"{}\"", node.interface()))
         .replace("user = \"portolan\"", "user = \"nobody\"")
         .replace("socket_group = \"portolan\"", "socket_group = \"nogroup\"")
         .replace("gid = \"portolan\"", "gid = \"nogroup\"");
     let file = scratch.join("portolan.toml");
     fs::write(&file, text)?;
-    process::run_ok(
-        Command::new(programs.join("portoland"))
-            .arg("check")
-            .arg(&file),
-        QUICK,
-    )
-    .map(drop)
+    process::run_ok(node.portoland()?.arg("check").arg(&file), QUICK).map(drop)
 }
