@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use portolan_testbed::process::{self, Finished, OnCancel, kill_group, wait_child};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// From the start of init until it says that the system runs.
 const BOOT: Duration = Duration::from_secs(90);
@@ -197,7 +198,11 @@ impl Container {
 impl Drop for Container {
     fn drop(&mut self) {
         if let Some(mut nspawn) = self.nspawn.take() {
-            // Its init dies with it, and everything with its init.
+            // Its init does not die with it, but everything dies with its init.
+            if let Some(init) = init_below(nspawn.id()).and_then(Pid::from_raw) {
+                // Gone already: as good.
+                let _ = kill_process(init, Signal::KILL);
+            }
             kill_group(&mut nspawn);
             let _ = wait_child(&mut nspawn, Instant::now() + QUICK, OnCancel::Ignore);
         }
