@@ -208,13 +208,10 @@ fn ports_of_two_engines_reach_each_other_here_and_there() {
     let all: Vec<(usize, usize)> = (0..4).flat_map(|a| (0..4).map(move |b| (a, b))).collect();
     exchange(&mut ports, &all, &sizes(), |_| {});
     let counters = lab.node(1).report("counters").unwrap();
-    assert!(
-        counters["engines"][0]["counters"]["crossed"]
-            .as_u64()
-            .unwrap()
-            > 0,
-        "{counters}"
-    );
+    for (engine, counter) in [(0, "crossed"), (1, "crossing_received")] {
+        let count = &counters["engines"][engine]["counters"][counter];
+        assert!(count.as_u64() > Some(0), "{counter}: {counters}");
+    }
 }
 
 #[test]

@@ -60,6 +60,32 @@ fn the_access_list_changes_for_who_is_connected() {
     assert_eq!(open, [5, 6, 7]);
 }
 
+// A user who may have one port, then two. Expect: as the file says, and the port that is open stays.
+#[test]
+fn quotas_change_for_who_is_connected() {
+    let mut options = options();
+    options.more += "[[quota]]\nuid = 1000\nports = 1\n";
+    let (node, engine) = Node::ready(&options);
+    let client = node.client_as(1000, 1000);
+    client.open(&engine, 5);
+    assert_eq!(client.refused(&open(Some(6))), ErrorCode::Limit);
+
+    node.rewrite(|text| text.replace("\nports = 1\n", "\nports = 2\n") + &peer(3));
+    node.reload();
+    assert_eq!(told_route(&engine).node, 3);
+    client.open(&engine, 6);
+    assert_eq!(client.refused(&open(Some(7))), ErrorCode::Limit);
+
+    node.rewrite(|text| text.replace("\nports = 2\n", "\nports = 1\n") + &peer(4));
+    node.reload();
+    assert_eq!(told_route(&engine).node, 4);
+    assert_eq!(client.refused(&open(Some(7))), ErrorCode::Limit);
+    let Response::Document { document } = client.ask(&Request::Ports {}).0 else {
+        panic!("no report");
+    };
+    assert_eq!(document["ports"].as_array().unwrap().len(), 2);
+}
+
 // A peer moves, one comes, one goes. Expect: engines, the standby too, hear of exactly that, and the node resolves the new name.
 #[test]
 fn engines_hear_of_peers_that_change() {

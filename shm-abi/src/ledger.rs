@@ -11,6 +11,8 @@ use crate::{MAX_RECEIVE_TOKENS, MAX_SEND_TOKENS, PORTS};
 pub const LEDGER_MAGIC: u64 = u64::from_be_bytes(*b"PTLNLDG1");
 /// Counter words of an engine; their names are the daemon's.
 pub const COUNTERS: usize = 128;
+/// Classes of send latencies; their bounds are the daemon's.
+pub const LATENCY_CLASSES: usize = 22;
 
 /// Header page.
 #[repr(C, align(64))]
@@ -48,6 +50,11 @@ pub struct LedgerHeader {
     pad3: [u64; 7],
     /// Counters, for the supervisor to read at any time. Engine.
     pub counters: [AtomicU64; COUNTERS],
+    /// Sends delivered, by how long they took; 0 where an engine of an earlier build serves. Engine.
+    pub send_latencies: [AtomicU64; LATENCY_CLASSES],
+    /// The sum of those times, nanoseconds. Engine.
+    pub send_latency_ns: AtomicU64,
+    pad4: u64,
 }
 
 /// Bit 63 of the heartbeat: asleep.
@@ -159,7 +166,9 @@ const _: () = {
     assert!(offset_of!(LedgerHeader, death) == 160);
     assert!(offset_of!(LedgerHeader, challenge) == 192);
     assert!(offset_of!(LedgerHeader, counters) == 256);
-    assert!(size_of::<LedgerHeader>() == 256 + COUNTERS * 8);
+    assert!(offset_of!(LedgerHeader, send_latencies) == 256 + COUNTERS * 8);
+    assert!(offset_of!(LedgerHeader, send_latency_ns) == 256 + (COUNTERS + LATENCY_CLASSES) * 8);
+    assert!(size_of::<LedgerHeader>() == 256 + (COUNTERS + LATENCY_CLASSES + 2) * 8);
     assert!(size_of::<LedgerHeader>() <= PAGE);
     assert!(size_of::<PeerRecord>() == 32);
     assert!(offset_of!(PeerRecord, incarnation) == 8);

@@ -236,3 +236,60 @@ fn seeds_and_a_supervisor_that_dies() {
     process::run_ok(fault.args(["fault", "kill", "0"]), WITHIN).unwrap();
     ping(lab.node(1), "ptl3");
 }
+
+// Two segments and a router between them; each knows the first's address. Expect: they find each other and talk, and all of it went through
+// the router, to whose MAC both send.
+#[test]
+fn seeds_across_a_router() {
+    let lab = Lab::builder().name("ptdi").nodes(3).build().unwrap();
+    let (one, two, router) = (lab.node(1), lab.node(2), lab.node(3));
+    let interface = router.interface();
+    for segment in [1, 2] {
+        ip(
+            router,
+            &format!("address add 10.78.{segment}.254/24 dev {interface}"),
+        );
+    }
+    // One interface for both segments: without redirects nobody learns a shorter way.
+    let settings = format!(
+        "cd /proc/sys/net/ipv4 && echo 1 > ip_forward && echo 0 > conf/all/send_redirects && echo 0 > conf/{interface}/send_redirects"
+    );
+    let mut sh = router.command("sh");
+    process::run_ok(sh.args(["-c", &settings]), WITHIN).unwrap();
+    let forwarded = || -> u64 {
+        let mut count = router.command("sh");
+        count.args([
+            "-c",
+            "grep '^Ip:' /proc/net/snmp | tail -n 1 | cut -d ' ' -f 7",
+        ]);
+        let said = process::run_ok(&mut count, WITHIN).unwrap();
+        said.trim().parse().unwrap()
+    };
+    let start = |node: &Node| -> Daemon {
+        let (id, interface) = (node.id(), node.interface());
+        ip(node, &format!("address flush dev {interface} scope global"));
+        ip(
+            node,
+            &format!("address add 10.78.{id}.1/24 dev {interface}"),
+        );
+        ip(node, &format!("route add default via 10.78.{id}.254"));
+        let settings = format!(
+            "peer = []\n[network]\ndiscovery = [\"10.78.1.1\"]\naddress = \"10.78.{id}.1\"\n"
+        );
+        node.start_daemon(&settings).unwrap()
+    };
+    let (_first, _second) = (start(one), start(two));
+    for (node, other) in [(one, 2), (two, 1)] {
+        let map = until(node, "found across the router", |map| here(map, other));
+        assert_eq!(
+            map["conflicts"].as_array().unwrap().len(),
+            0,
+            "no conflict: {map:#}"
+        );
+    }
+    let before = forwarded();
+    ping(one, "ptl2");
+    ping(two, "ptl1");
+    let crossed = forwarded() - before;
+    assert!(crossed >= 40, "{crossed} datagrams through the router");
+}

@@ -68,6 +68,12 @@ fn a_drained_node_loses_nothing_and_takes_nothing() {
         ended(sender)
     };
     assert_eq!(again(&mut sender), refused);
+    let deadline = Instant::now() + WITHIN;
+    // Engines publish their counters now and then.
+    while one.report("counters").unwrap()["engines"][0]["counters"]["send_tokens_refused"] != 1 {
+        assert!(Instant::now() < deadline, "the refusal is not counted");
+        std::thread::yield_now();
+    }
     let error = node
         .open_port(PortOptions::at(10))
         .map(drop)

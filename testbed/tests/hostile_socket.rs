@@ -114,7 +114,7 @@ struct Scene {
     /// Descriptors of the supervisor with nobody but the customer there.
     descriptors: usize,
     daemon: Daemon,
-    _lab: Lab,
+    lab: Lab,
 }
 
 impl Scene {
@@ -131,7 +131,7 @@ impl Scene {
             watch,
             descriptors,
             daemon,
-            _lab: lab,
+            lab,
         }
     }
 
@@ -379,6 +379,10 @@ fn ten_thousand_connections_at_once() {
     // They all die at once.
     drop(connections);
     scene.assert_unharmed();
+    // There are more than `limits.clients`: `supervisor_connections_refused` of the metrics.
+    let counters = scene.lab.node(1).report("counters").unwrap();
+    let turned_away = &counters["supervisor"]["connections_turned_away"];
+    assert!(turned_away.as_u64() > Some(0), "{counters}");
 }
 
 // 10,000 connections that come, ask half or nothing, and go. Expect: as above.

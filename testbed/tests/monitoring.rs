@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use harness::exchange::{between, exchange, options};
 use harness::{Cluster, STEP, until};
-use portolan_testbed::{Lab, Node, process};
+use portolan_testbed::{DaemonOptions, Lab, ManagerOptions, Node, process};
 use serde_json::Value;
 
 const METRICS: &str = "[metrics]\nlisten = \"127.0.0.1:9464\"\n";
@@ -195,6 +195,11 @@ fn whoever_watches_sees_what_happens() {
         "{top}"
     );
     assert_eq!(top["peers"][0]["state"], "up", "{top}");
+    let took = &top["engines"][0]["send_latency_ns"];
+    assert!(
+        took["p99"].as_u64() >= took["p50"].as_u64() && took["p50"].as_u64() > Some(0),
+        "{top}"
+    );
     let latency = &top["latency"][0]["rtt_ns"];
     assert!(
         latency["p99"].as_u64() >= latency["p50"].as_u64() && latency["p50"].as_u64() > Some(0),
@@ -237,6 +242,10 @@ fn whoever_watches_sees_what_happens() {
         let mut ip = node.command("ip");
         process::run_ok(ip.args(["link", "set", "dev", &interface, state]), STEP).unwrap();
         follower.line(word);
+        // Into nothing, while it is down.
+        let ping = ["ping", "2", "-c", "1", "--timeout", "0.3"];
+        let answered = process::run(node.portolan().args(ping), STEP).unwrap();
+        assert!(state == "up" || !answered.status.success());
         let in_order = format!(
             "portolan_interface_up{{interface=\"{interface}\",state=\"{state}\"}} {}",
             u8::from(state == "up")
@@ -291,6 +300,25 @@ fn whoever_watches_sees_what_happens() {
     if let Some(directory) = std::env::var_os("PORTOLAN_RECORD") {
         record(&cluster, Path::new(&directory));
     }
+}
+
+// A supervisor dies under a follower. Expect: it goes on with the next one.
+#[test]
+fn who_follows_events_outlives_the_supervisor() {
+    let lab = Lab::builder().build().unwrap();
+    let options = DaemonOptions {
+        manager: Some(ManagerOptions::default()),
+        ..DaemonOptions::default()
+    };
+    let node = lab.node(1);
+    let daemon = node.start_daemon_with(&options).unwrap();
+    let follower = Following::start(node.portolan().args(["events", "--follow", "--json"]));
+    follower.line("node_up");
+    let start = daemon.manager().unwrap().kill().unwrap();
+    daemon.manager().unwrap().wait_ready(start, STEP).unwrap();
+    follower.line("node_up");
+    portolan(node, &["fault", "kill", "0"]);
+    follower.line("engine_died");
 }
 
 /// What docs/monitoring.md shows: the commands as they look on a terminal 140 columns wide, colours and all.

@@ -169,6 +169,7 @@ fn unreachable() {
     net.settle(30 * SECOND);
     let patience = u64::from(net.policy.unreachable_after_ms) * MS;
     assert!(net.now - start >= patience && net.now - start < 3 * patience);
+    assert!(net.counter("peers_unreachable") > 0);
     assert_eq!(net.status(first), Some(Delivered));
     for message in lost {
         assert!(matches!(
@@ -196,6 +197,7 @@ fn unreachable_after_delivery() {
     net.link(node(1), node(2), false);
     net.settle(30 * SECOND);
     assert_eq!(net.status(message), Some(MaybeDelivered(Unreachable)));
+    assert_eq!(net.counter("sends_maybe"), 1);
     net.link(node(1), node(2), true);
     let after = net.send((1, 1), (2, 2), 100);
     net.settle(10 * SECOND);

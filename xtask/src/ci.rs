@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use portolan_testbed::process;
 
 use crate::steps::{self, Steps, cargo};
-use crate::{build, counts, deploy, setup, tests, tidy};
+use crate::{book, build, counts, deploy, setup, tests, tidy};
 
 /// Bound on a step that compiles nothing.
 const QUICK: Duration = Duration::from_secs(2 * 60);
@@ -37,6 +37,7 @@ pub fn run() -> Result<()> {
         steps.check("models are there", repeat, models_exist)?;
     }
     if tests::add(&mut steps)? {
+        book::add(&mut steps)?;
         steps.check("package", "cargo xtask ci", deploy::quick::check)?;
         counts::add(&mut steps)?;
     }

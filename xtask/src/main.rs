@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 use portolan_testbed::cancel;
 
 mod bench;
+mod book;
 mod build;
 mod ci;
 mod counts;
@@ -44,6 +45,8 @@ enum Task {
     Demo(demo::Options),
     /// Installs what is missing, builds, and runs every test
     Test,
+    /// The guides in docs/ as a book in target/book, its contents and links checked
+    Book,
     /// The Debian package
     Deb(deb::Options),
     /// Two Debian systems with systemd: the package installed, restarted, killed, upgraded, purged, under load
@@ -121,6 +124,7 @@ fn run(task: Task) -> Result<()> {
         Task::Setup => setup::run(),
         Task::Demo(options) => demo::run(&options),
         Task::Test => tests::run(),
+        Task::Book => book::run(),
         Task::Deb(options) => deb::run(&options),
         Task::TestDeploy(options) => deploy::run(&options),
         Task::Ci => ci::run(),

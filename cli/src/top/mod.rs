@@ -3,6 +3,7 @@
 //! Made of the daemon's reports, asked for twice and compared; so it costs the engines nothing but the question for their peers. On a
 //! terminal each picture replaces the one before; elsewhere they follow each other; with `--json` each is a line.
 
+mod latency;
 mod picture;
 mod probe;
 mod rates;

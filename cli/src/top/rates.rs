@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::Snapshot;
+use super::{Snapshot, latency};
 
 /// Rates of an engine: what they are called, and which counter they are made of.
 const RATES: [(&str, &str); 12] = [
@@ -95,6 +95,8 @@ fn engine(engine: &Value, before: &Snapshot, now: &Snapshot, seconds: f64) -> Va
         engine["last_recovery"]["cause"].clone(),
     );
     row.insert("last_recovery_ns".to_owned(), json!(took("detected_at_ns")));
+    let quantiles = latency::quantiles(&was["send_latency"], &is["send_latency"]);
+    row.insert("send_latency_ns".to_owned(), quantiles);
     for (name, counter) in RATES {
         let grown = grown(&was["counters"][counter], &is["counters"][counter]);
         let rate = grown.map(|grown| grown as f64 / seconds);

@@ -18,6 +18,7 @@ use portolan_transport::wire::crc32c;
 
 use super::commit;
 use super::commit_point::{Point, store};
+use super::latency::Latencies;
 use super::ledger_facts::{Facts, stream_of};
 use super::ports::{Port, PortParts, PortTable, Taken};
 use super::questions::Questions;
@@ -33,6 +34,10 @@ pub struct EngineHost {
     pub offers: u64,
     /// The node takes no new sends.
     pub draining: bool,
+    /// When this round of the duty cycle began.
+    pub now: Nanos,
+    /// How long sends took.
+    pub latencies: Latencies,
     /// The token the last engine died of.
     suspect: Suspect,
     /// A deadline for sends that name none, nanoseconds.
@@ -61,9 +66,11 @@ impl EngineHost {
         Self {
             ports: PortTable::default(),
             suspect: Suspect::default(),
+            latencies: Latencies::adopt(facts.ledger()),
             facts,
             offers: 0,
             draining: false,
+            now: 0,
             default_timeout: default_timeout_ms.saturating_mul(1_000_000),
         }
     }
@@ -117,7 +124,7 @@ impl EngineHost {
     #[inline]
     pub(super) fn take_token(&mut self, port: u16) -> Option<Taken> {
         let ledger = self.facts.ledger();
-        let taken = self.ports.get_mut(port)?.take_send(ledger)?;
+        let taken = self.ports.get_mut(port)?.take_send(ledger, self.now)?;
         let (slot, generation) = match &taken {
             Taken::Token(slot, token) => (*slot, token.generation),
             Taken::Refused(slot, generation) => (*slot, *generation),
@@ -312,7 +319,11 @@ impl Host for EngineHost {
         let Some(port) = self.ports.get_mut(send.port.0) else {
             return;
         };
-        if port.sending(send.slot, send.generation).is_some() {
+        if let Some(sending) = port.sending(send.slot, send.generation) {
+            if status == SendStatus::Delivered && sending.taken_at > 0 {
+                let took = self.now.saturating_sub(sending.taken_at);
+                self.latencies.observe(took);
+            }
             let end = commit::outcome(status);
             commit::complete(ledger, port, send.slot, send.generation, end);
             port.forget_sending(send.slot);

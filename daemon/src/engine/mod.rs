@@ -23,7 +23,7 @@
 //! | `wedge.rs` | a queue that stands still |
 //! | `wait.rs` | waiting without work |
 //! | `sandbox.rs` | what may be asked of the kernel |
-//! | `counters.rs` | what is counted |
+//! | `counters.rs`, `latency.rs` | what is counted |
 //! | `tap.rs` | copies of frames, for who captures them |
 
 pub(crate) mod bell;
@@ -41,6 +41,7 @@ mod encap;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod host;
+pub mod latency;
 mod ledger_facts;
 mod path;
 mod ports;
@@ -161,6 +162,7 @@ impl Engine {
     /// The duty cycle. False: leave.
     fn turn(&mut self, link: &mut Link) -> anyhow::Result<bool> {
         let now = now();
+        self.path.host.now = now;
         let mut worked = self.path.receive(now);
         worked |= self.path.drain_crossings(now);
         worked |= self.serve_ports(now, link);
@@ -230,6 +232,7 @@ impl Engine {
             self.path.endpoint.counters(),
             self.path.xsk.counters(),
         );
+        self.path.host.latencies.publish(self.ledger);
     }
 
     /// Sleeps until a doorbell rings, a frame or a message comes, or something is due.

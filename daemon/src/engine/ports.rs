@@ -22,6 +22,7 @@ use portolan_abi::memory::{ClientHalf, EngineHalf};
 use portolan_abi::port::{CloseReason, PortGeometry, state};
 use portolan_abi::ring::{ConsumerCursor, ProducerCursor, SharedRing};
 use portolan_abi::token::{BadToken, SendToken, TokenRef, Untrusted};
+use portolan_transport::ident::Nanos;
 
 use super::buffers::Buffers;
 use super::commit;
@@ -40,6 +41,8 @@ pub(super) struct Sending {
     pub inline: bool,
     pub len: u32,
     pub arena_offset: u64,
+    /// When its token was taken; 0: by a predecessor.
+    pub taken_at: Nanos,
 }
 
 const IDLE: Sending = Sending {
@@ -47,6 +50,7 @@ const IDLE: Sending = Sending {
     inline: false,
     len: 0,
     arena_offset: 0,
+    taken_at: 0,
 };
 
 /// What the next entry of a send ring turned out to be.
@@ -196,7 +200,7 @@ impl Port {
 
     /// Takes the next entry of the send ring, which is not empty. `None`: the port has failed.
     #[inline]
-    pub(super) fn take_send(&mut self, ledger: Ledger<'_>) -> Option<Taken> {
+    pub(super) fn take_send(&mut self, ledger: Ledger<'_>, now: Nanos) -> Option<Taken> {
         let ring = self.client.send_ring(&self.engine);
         let entry = TokenRef::decode(self.send_cursor.take(ring)[0]);
         let (Some(slot), Some(fact)) = (
@@ -213,7 +217,7 @@ impl Port {
         }
         match Untrusted::read_header(slot).check(entry, &self.geometry) {
             Ok(token) => {
-                self.note_sending(entry.slot, &token);
+                self.note_sending(entry.slot, &token, now);
                 Some(Taken::Token(entry.slot, token))
             }
             Err(BadToken::Slot | BadToken::Generation | BadToken::InUse) => {
@@ -230,13 +234,14 @@ impl Port {
         }
     }
 
-    fn note_sending(&mut self, slot: u32, token: &SendToken) {
+    fn note_sending(&mut self, slot: u32, token: &SendToken, now: Nanos) {
         if let Some(sending) = self.sends.get_mut(slot as usize) {
             *sending = Sending {
                 generation: token.generation,
                 inline: token.flags & portolan_abi::token::FLAG_INLINE != 0,
                 len: token.len,
                 arena_offset: token.arena_offset,
+                taken_at: now,
             };
         }
     }

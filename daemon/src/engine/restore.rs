@@ -147,6 +147,7 @@ fn take_over_sends(ledger: Ledger<'_>, port: &mut Port) {
                 inline: send.inline,
                 len: send.len,
                 arena_offset: send.arena_offset,
+                taken_at: 0,
             };
         }
     }

@@ -123,6 +123,11 @@ fn counted(samples: &mut Samples, counters: &Value) {
             &[queue()],
             &engine["cpu_ns"],
         );
+        samples.histogram(
+            "portolan_engine_send_latency_seconds",
+            &[queue()],
+            &engine["send_latency"],
+        );
         let recoveries = &engine["recoveries"];
         for (cause, count) in pairs(&recoveries["deaths"]) {
             let labels = [queue(), ("cause", json!(cause))];

@@ -166,6 +166,12 @@ const ROWS: &[Row] = &[
         "Engines that took over from one that was lost.",
     ),
     (
+        "portolan_engine_send_latency_seconds",
+        Histogram,
+        ENGINE,
+        "From taking a message from its sender until it was known to be delivered; without those that outlived an engine.",
+    ),
+    (
         "portolan_engine_takeover_seconds",
         Histogram,
         ENGINE,

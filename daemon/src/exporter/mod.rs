@@ -121,3 +121,24 @@ impl http::Pages for Source {
         samples.render(format).into_bytes()
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use http::Pages;
+
+    // Expect: a page that says so, in both formats' terms, and counts it.
+    #[test]
+    fn a_daemon_that_does_not_answer() {
+        let mut source = Source::new(Path::new("/nowhere/at/all"));
+        let page = source.page(Format::Text, &http::Answered::default());
+        let page = String::from_utf8(page).unwrap();
+        let says = |line: &str| page.lines().any(|is| is == line);
+        assert!(says("portolan_up 0"), "{page}");
+        assert!(
+            says("portolan_exporter_collections_failed_total 1"),
+            "{page}"
+        );
+    }
+}

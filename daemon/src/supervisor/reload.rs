@@ -7,7 +7,7 @@
 //!
 //! A file with an error changes nothing.
 //!
-//! **Not touched**: ports that are open stay open, whatever the access list says now; connections beyond a lower limit stay.
+//! **Not touched**: ports that are open stay open, whatever the access list and quotas say now; connections beyond a lower limit stay.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -22,9 +22,10 @@ use super::poll::{EventFlags, Source};
 use crate::engine_link::{Route, ToEngine};
 
 /// Keys that change while the node runs.
-const LIVE: [&str; 7] = [
+const LIVE: [&str; 8] = [
     "acl",
     "peer",
+    "quota",
     "limits.ports",
     "limits.arena_bytes_per_port",
     "limits.arena_bytes_total",
@@ -32,7 +33,7 @@ const LIVE: [&str; 7] = [
     "log.level",
 ];
 /// Keys that a restart applies without ending anything (beside the live ones); all others begin the node anew.
-const AT_RESTART: [&str; 1] = ["recovery"];
+const AT_RESTART: [&str; 2] = ["recovery", "metrics"];
 /// Keys of the socket, which outlives a restart.
 const AT_STOP: [&str; 2] = ["node.socket_mode", "node.socket_group"];
 
@@ -109,7 +110,7 @@ fn changed(old: &Table, new: &Table) -> Vec<String> {
         }
     }
     // A list that is there now and was not, or the other way round.
-    for list in ["peer", "acl"] {
+    for list in ["peer", "acl", "quota"] {
         if old.get(list) != new.get(list) && !keys.iter().any(|key| key == list) {
             keys.push(list.to_owned());
         }
@@ -202,6 +203,8 @@ impl Supervisor {
         if has("acl") {
             self.config.acl = new.acl;
         }
+        // What no rule says follows from the limits.
+        self.config.quotas = new.quotas;
         let (limits, wanted) = (&mut self.config.limits, new.limits);
         limits.ports = wanted.ports;
         limits.arena_bytes_per_port = wanted.arena_bytes_per_port;
@@ -299,10 +302,13 @@ mod tests {
     fn every_change_has_its_name_and_its_price() {
         let old =
             "[node]\nid = 1\n[engine]\ncores = [1]\n[limits]\nports = 9\n[[acl]]\nports = \"1\"";
-        let new = "[node]\nid = 2\nsocket_mode = \"0600\"\n[limits]\nports = 8\npeers = 7\n[recovery]\nstandby = false\n[log]\nlevel = \"debug\"\n[[peer]]\nid = 2\n[new]\nx = 1";
+        let new = "[node]\nid = 2\nsocket_mode = \"0600\"\n[limits]\nports = 8\npeers = 7\n[recovery]\nstandby = false\n[metrics]\nlisten = \"[::1]:9\"\n[[quota]]\nports = 1\n[log]\nlevel = \"debug\"\n[[peer]]\nid = 2\n[new]\nx = 1";
         let found = changes(old, new);
-        assert_eq!(found.live, ["acl", "limits.ports", "log.level", "peer"]);
-        assert_eq!(found.restart, ["recovery.standby"]);
+        assert_eq!(
+            found.live,
+            ["acl", "limits.ports", "log.level", "peer", "quota"]
+        );
+        assert_eq!(found.restart, ["metrics.listen", "recovery.standby"]);
         assert_eq!(found.stop, ["node.socket_mode"]);
         // What nobody has heard of is not forgotten.
         assert_eq!(

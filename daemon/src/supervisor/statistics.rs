@@ -11,6 +11,7 @@ use super::Supervisor;
 use super::engines::Engine;
 use super::histogram::Histogram;
 use super::watchdog::vitals;
+use crate::engine::latency::Latencies;
 
 /// Counted since this supervisor started.
 #[derive(Debug, Default)]
@@ -97,6 +98,7 @@ fn engine_counters(engine: &Engine, names: &[(String, &str)]) -> Value {
     json!({
         "queue": engine.index,
         "counters": values,
+        "send_latency": Latencies::adopt(ledger).document(),
         "cpu_ns": engine.pid().and_then(vitals::cpu_time_ns),
         "recoveries": engine.recoveries.statistics(),
     })

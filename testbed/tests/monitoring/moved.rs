@@ -8,12 +8,14 @@ pub const HERE: &[&str] = &[
     "portolan_engine_deaths_total",
     "portolan_engine_doorbells_total",
     "portolan_engine_epoch",
+    "portolan_engine_link_down_total",
     "portolan_engine_looped_back_total",
     "portolan_engine_loops_busy_total",
     "portolan_engine_loops_total",
     "portolan_engine_outage_seconds",
     "portolan_engine_receive_tokens_total",
     "portolan_engine_send_tokens_total",
+    "portolan_engine_send_latency_seconds",
     "portolan_engine_sleeps_total",
     "portolan_engine_takeover_seconds",
     "portolan_engine_takeovers_total",
@@ -89,7 +91,19 @@ pub const ELSEWHERE: &[(&str, &[&str])] = &[
         "daemon/src/engine/tests/questions.rs",
         &["answers", "offers"],
     ),
-    ("daemon/tests/engine_lab.rs", &["crossed", "ports_failed"]),
+    (
+        "daemon/tests/engine_lab.rs",
+        &["crossed", "crossing_received", "ports_failed"],
+    ),
+    (
+        "testbed/tests/hostile_socket.rs",
+        &["supervisor_connections_refused"],
+    ),
+    ("testbed/tests/drain.rs", &["send_tokens_refused"]),
+    (
+        "daemon/src/exporter/mod.rs",
+        &["exporter_collections_failed"],
+    ),
     (
         "testbed/tests/hostile_frames.rs",
         &["outer_source", "transport_payloads_corrupt"],
@@ -140,7 +154,11 @@ pub const ELSEWHERE: &[(&str, &[&str])] = &[
     ),
     (
         "transport/tests/failures.rs",
-        &["transport_frames_stale_engine"],
+        &[
+            "transport_frames_stale_engine",
+            "transport_peers_unreachable",
+            "transport_sends_maybe",
+        ],
     ),
     (
         "transport/tests/spec/sending.rs",
@@ -210,6 +228,10 @@ pub const ELSEWHERE: &[(&str, &[&str])] = &[
             "xsk_kick_eagain",
             "xsk_kick_ebusy",
             "xsk_kick_enetdown",
+            "xsk_kick_enobufs",
+            "xsk_kick_failed",
+            "xsk_rx_wakeups",
+            "xsk_corrupt_rings",
         ],
     ),
 ];
@@ -229,28 +251,8 @@ pub const NOWHERE: &[(&str, &str)] = &[
         "a ring that is full for a moment is chance",
     ),
     (
-        "portolan_engine_crossing_received_total",
-        "the twin of crossed, at the other engine",
-    ),
-    (
-        "portolan_engine_link_down_total",
-        "only while a kick says ENETDOWN, which a veth does not",
-    ),
-    (
         "portolan_engine_poisoned_frames_total",
         "two deaths on one frame: steps/ looks at what becomes of the frame",
-    ),
-    (
-        "portolan_engine_send_tokens_refused_total",
-        "hostile_client.rs looks at what becomes of the port",
-    ),
-    (
-        "portolan_exporter_collections_failed_total",
-        "the daemon would have to be gone and its exporter there",
-    ),
-    (
-        "portolan_supervisor_connections_refused_total",
-        "hostile_socket.rs looks at the refusal",
     ),
     (
         "portolan_transport_data_out_of_order_total",
@@ -261,28 +263,7 @@ pub const NOWHERE: &[(&str, &str)] = &[
         "hostile_frames.rs counts it under its old name in the daemon",
     ),
     (
-        "portolan_transport_peers_unreachable_total",
-        "takes unreachable_after_ms; failures.rs looks at the sends",
-    ),
-    (
         "portolan_transport_ranges_full_total",
         "more holes than are remembered: the simulator",
     ),
-    (
-        "portolan_transport_sends_maybe_total",
-        "a race between death and acknowledgement",
-    ),
-    (
-        "portolan_xsk_corrupt_rings_total",
-        "the kernel would have to be wrong",
-    ),
-    (
-        "portolan_xsk_kick_enobufs_total",
-        "the kernel would have to be out of memory",
-    ),
-    (
-        "portolan_xsk_kick_failed_total",
-        "an error the kernel does not give",
-    ),
-    ("portolan_xsk_rx_wakeups_total", "zero-copy drivers only"),
 ];

@@ -49,6 +49,9 @@ pub fn all(systems: &mut [Container; 2], commands: &[Vec<String>; 2]) -> Result<
     step("/var/log is full", || log_full(two, &load))?;
     let runs = load.stop()?;
     println!("   {runs} runs of allsize --verify, none failed");
+    step("an instance of portoland@.service instead", || {
+        instance(one)
+    })?;
     step("a system reboots", || rebooted(systems))?;
     for system in &*systems {
         step("purge", || purged(system))?;
@@ -266,6 +269,33 @@ fn log_full(system: &Container, load: &Load) -> Result<()> {
     load.goes_on()
 }
 
+/// Traffic with another system, once it is possible.
+fn flows(system: &Container, other: &str) -> Result<()> {
+    let script = format!("portolan allsize --verify --max 64K --count 3 {other} >/dev/null");
+    system.wait_for("traffic", &script, WITHIN)
+}
+
+/// The unit for one interface of several serves, is restarted without its engine, and gives the node back.
+fn instance(system: &Container) -> Result<()> {
+    system.ok(
+        "systemctl disable --now portoland && cp /etc/portolan/portolan.toml /etc/portolan/eth0.toml && systemctl start portoland@eth0",
+        WITHIN,
+    )?;
+    flows(system, NAMES[1])?;
+    let engine = serving(system)?;
+    system.ok("systemctl restart portoland@eth0", WITHIN)?;
+    flows(system, NAMES[1])?;
+    ensure!(
+        serving(system)? == engine,
+        "the engine was replaced by a restart of the instance"
+    );
+    system.ok(
+        "systemctl stop portoland@eth0 && rm /etc/portolan/eth0.toml && systemctl enable --now portoland",
+        WITHIN,
+    )?;
+    flows(system, NAMES[1])
+}
+
 /// Sends that were under way to a system that reboots end with that reason, and then it goes on.
 fn rebooted(systems: &mut [Container; 2]) -> Result<()> {
     let [one, two] = systems;
@@ -274,10 +304,6 @@ fn rebooted(systems: &mut [Container; 2]) -> Result<()> {
         "printf '[transport]\\nunreachable_after_ms = 120000\\n' >> /etc/portolan/portolan.toml && systemctl restart portoland",
         WITHIN,
     )?;
-    let flows = |system: &Container, other: &str| {
-        let script = format!("portolan allsize --verify --max 64K --count 3 {other} >/dev/null");
-        system.wait_for("traffic", &script, WITHIN)
-    };
     flows(one, NAMES[1])?;
     let mut send =
         one.command("head -c 100000000000 /dev/zero | portolan send node2 --timeout 120 -q");

@@ -70,7 +70,8 @@ impl Manifest {
     pub fn read(fd: &OwnedFd) -> Result<Self, Unreadable> {
         let read = || -> io::Result<Vec<u8>> {
             let file = File::from(fd.as_fd().try_clone_to_owned()?);
-            let mut bytes = vec![0; LONGEST];
+            let length = file.metadata()?.len().min(LONGEST as u64);
+            let mut bytes = vec![0; length as usize];
             let length = file.read_at(&mut bytes, 0)?;
             bytes.truncate(length);
             Ok(bytes)

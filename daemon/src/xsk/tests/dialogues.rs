@@ -345,10 +345,10 @@ fn each_answer_to_a_kick_is_acted_upon() {
     let (outcome, _, _, counters) = kicked(&[Errno::BUSY]);
     assert_eq!((outcome, counters.kick_ebusy), (KickOutcome::Sent, 1));
     // Later, and when the link is up: the frame is still there.
-    let (outcome, _, again, _) = kicked(&[Errno::NOBUFS]);
+    let (outcome, _, again, counters) = kicked(&[Errno::NOBUFS]);
     assert_eq!(
-        (outcome, again),
-        (KickOutcome::NoBuffers, KickOutcome::Sent)
+        (outcome, again, counters.kick_enobufs),
+        (KickOutcome::NoBuffers, KickOutcome::Sent, 1)
     );
     let (outcome, _, again, counters) = kicked(&[Errno::NETDOWN]);
     assert_eq!((outcome, again), (KickOutcome::LinkDown, KickOutcome::Sent));
@@ -364,6 +364,7 @@ fn each_answer_to_a_kick_is_acted_upon() {
         (outcome, again, counters.kicks),
         (KickOutcome::Failed(Errno::BADF), outcome, 1)
     );
+    assert_eq!(counters.kick_failed, 1);
 }
 
 #[test]
@@ -418,6 +419,21 @@ fn a_table_or_rings_that_cannot_be_true_do_not_break_the_successor() {
         socket.adopt().map(drop),
         Err(XskError::Corrupt(_))
     ));
+}
+
+// The receive ring's index jumps while it is used. Expect: counted, nothing read, and no end of it.
+#[test]
+fn an_index_that_jumps_is_counted() {
+    let socket = socket();
+    let mut xsk = socket.adopt().unwrap();
+    socket.kernel.borrow().rx.set(100, 0);
+    let mut seen = 0;
+    let outcome = xsk.receive(8, |_| seen += 1);
+    assert_eq!((outcome.frames, outcome.dropped, seen), (0, 0, 0));
+    assert_eq!(xsk.counters().corrupt_rings, 1);
+    assert_eq!(xsk.counters().rx_wakeups, 0);
+    xsk.wake_rx();
+    assert_eq!(xsk.counters().rx_wakeups, 1);
 }
 
 #[test]
