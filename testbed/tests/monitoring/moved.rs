@@ -8,7 +8,6 @@ pub const HERE: &[&str] = &[
     "portolan_engine_deaths_total",
     "portolan_engine_doorbells_total",
     "portolan_engine_epoch",
-    "portolan_engine_link_down_total",
     "portolan_engine_looped_back_total",
     "portolan_engine_loops_busy_total",
     "portolan_engine_loops_total",
@@ -249,6 +248,10 @@ pub const NOWHERE: &[(&str, &str)] = &[
     (
         "portolan_engine_crossing_full_total",
         "a ring that is full for a moment is chance",
+    ),
+    (
+        "portolan_engine_link_down_total",
+        "a frame would have to be due in the millisecond after the kernel said ENETDOWN: chance",
     ),
     (
         "portolan_engine_poisoned_frames_total",
