@@ -379,3 +379,24 @@ fn losses_in_a_flow_need_no_timer() {
     let lost = net.counter("retransmitted_bytes") + 1400 * net.counter("retransmits");
     assert!((40_000..160_000).contains(&lost), "{lost} of 8 MB");
 }
+
+// A long message arrives with more holes than are remembered. Expect: what would be one too many is dropped and counted, and the message
+// arrives when everything comes again.
+#[test]
+fn more_holes_than_are_remembered() {
+    let mut p = Puppet::new(policy(), 4);
+    let request = p.rts(0, 10_000, 1000);
+    p.says(request);
+    for from in (1100..9000).step_by(200) {
+        let piece = p.data(0, from, from + 100);
+        p.says(piece);
+    }
+    // 32 ranges, of which the first bytes are one, and 40 pieces.
+    assert_eq!(p.counter("ranges_full"), 9);
+    assert_eq!(p.delivered(), 0);
+    for from in (1000..10_000).step_by(1000) {
+        let piece = p.data(0, from, from + 1000);
+        p.says(piece);
+    }
+    assert_eq!((p.delivered(), p.host.claimed()), (1, 0));
+}

@@ -450,7 +450,38 @@ fn trim<'s>(segments: &[&'s [u8]], inner: &Inner, to: &mut [&'s [u8]; MAX_SEGMEN
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
+    use portolan_abi::memory::create_sealed;
+
+    use super::super::crossing::{CROSSING_BYTES, SLOT_BYTES};
     use super::*;
+
+    // Frames for the node's other engine, which takes none. Expect: as many cross as there is room for; the next is lost and counted, and one
+    // for an engine that is not there is too.
+    #[test]
+    fn a_full_crossing_loses_frames_and_says_so() {
+        let ring = create_sealed("crossing", CROSSING_BYTES).unwrap();
+        let mut neighbours = [Neighbour {
+            queue: 1,
+            from: CrossingReceiver::map(ring.as_fd()).unwrap(),
+            to: CrossingSender::map(ring.as_fd()).unwrap(),
+            wake: rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap(),
+        }];
+        let mut counters = EngineCounters::default();
+        while counters.crossing_full == 0 {
+            assert!(counters.crossed < 1 << 16, "it is never full");
+            cross(1, &[b"frame"], &mut neighbours, &mut counters);
+        }
+        assert!(counters.crossed > 0);
+        cross(2, &[b"frame"], &mut neighbours, &mut counters);
+        assert_eq!((counters.crossing_full, counters.no_route), (1, 1));
+        let mut frame = vec![0; SLOT_BYTES];
+        assert_eq!(neighbours[0].from.pop(&mut frame), Some(&b"frame"[..]));
+        let crossed = counters.crossed;
+        cross(1, &[b"frame"], &mut neighbours, &mut counters);
+        assert_eq!(counters.crossed, crossed + 1);
+    }
 
     #[test]
     fn what_surrounds_a_transport_frame_is_cut_off() {

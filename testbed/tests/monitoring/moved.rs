@@ -86,10 +86,7 @@ pub const STEADY: &[&str] = &[
 pub const ELSEWHERE: &[(&str, &[&str])] = &[
     ("transport/tests/dialogues.rs", &["no_route"]),
     ("testbed/tests/waiting.rs", &["alarms"]),
-    (
-        "daemon/src/engine/tests/questions.rs",
-        &["answers", "offers"],
-    ),
+    ("daemon/src/engine/tests/questions.rs", &["offers"]),
     (
         "daemon/tests/engine_lab.rs",
         &["crossed", "crossing_received", "ports_failed"],
@@ -98,6 +95,11 @@ pub const ELSEWHERE: &[(&str, &[&str])] = &[
         "testbed/tests/hostile_socket.rs",
         &["supervisor_connections_refused"],
     ),
+    (
+        "daemon/src/engine/tests/answers.rs",
+        &["answers", "answers_ignored"],
+    ),
+    ("daemon/src/engine/path.rs", &["crossing_full"]),
     ("testbed/tests/drain.rs", &["send_tokens_refused"]),
     (
         "daemon/src/exporter/mod.rs",
@@ -174,6 +176,7 @@ pub const ELSEWHERE: &[(&str, &[&str])] = &[
     (
         "transport/tests/chunks/handshake.rs",
         &[
+            "transport_frames_for_others",
             "transport_resets_received",
             "transport_peer_takeovers",
             "transport_streams_reopened",
@@ -197,11 +200,12 @@ pub const ELSEWHERE: &[(&str, &[&str])] = &[
             "transport_messages_reneged",
             "transport_retransmitted_bytes",
             "transport_retransmits",
+            "transport_ranges_full",
         ],
     ),
     (
         "transport/tests/papers/go_back_n.rs",
-        &["transport_out_of_order"],
+        &["transport_out_of_order", "transport_data_out_of_order"],
     ),
     (
         "transport/tests/chunks/messages.rs",
@@ -238,16 +242,8 @@ pub const ELSEWHERE: &[(&str, &[&str])] = &[
 /// Asserted by no test, and why. To become shorter.
 pub const NOWHERE: &[(&str, &str)] = &[
     (
-        "portolan_engine_answers_ignored_total",
-        "answers to closed questions are ignored, and their tests look at what follows",
-    ),
-    (
         "portolan_engine_crossing_bad_total",
         "the ring would have to be corrupted by the other engine; its own tests look at the ring",
-    ),
-    (
-        "portolan_engine_crossing_full_total",
-        "a ring that is full for a moment is chance",
     ),
     (
         "portolan_engine_link_down_total",
@@ -256,17 +252,5 @@ pub const NOWHERE: &[(&str, &str)] = &[
     (
         "portolan_engine_poisoned_frames_total",
         "two deaths on one frame: steps/ looks at what becomes of the frame",
-    ),
-    (
-        "portolan_transport_data_out_of_order_total",
-        "go-back profiles; the simulator counts",
-    ),
-    (
-        "portolan_transport_frames_for_others_total",
-        "hostile_frames.rs counts it under its old name in the daemon",
-    ),
-    (
-        "portolan_transport_ranges_full_total",
-        "more holes than are remembered: the simulator",
     ),
 ];

@@ -39,7 +39,10 @@ fn reborn(p: &mut Puppet) {
 fn wrong_queue(mut case: Case, unknown_queue: &[&str]) {
     let right = case.p.header;
     case.p.header.dst_queue = 0;
+    // `frames_for_others` of the metrics.
+    let before = case.p.counter("frames_not_for_us");
     assert_eq!(case.p.says(case.say.clone()), ["dropped: NotForUs"]);
+    assert_eq!(case.p.counter("frames_not_for_us"), before + 1);
     case.p.header = right;
     case.p.header.src_queue = 3;
     assert_eq!(case.p.says(case.say.clone()), unknown_queue);

@@ -74,6 +74,21 @@ fn figure_4_1_b_one_nack_then_silence_until_the_expected_one() {
     assert_eq!(p.counter("out_of_order"), 4);
 }
 
+// Bytes of a long message beyond a hole. Expect: dropped and counted, since the sender goes back to the hole; then it arrives.
+#[test]
+fn bytes_beyond_a_hole_are_dropped() {
+    let mut p = receiver();
+    let (request, early) = (p.rts(1, 3000, 1000), p.data(1, 2000, 3000));
+    p.says(request);
+    p.says(early);
+    assert_eq!(p.counter("data_out_of_order"), 1);
+    for from in [1000, 2000] {
+        let data = p.data(1, from, from + 1000);
+        p.says(data);
+    }
+    assert_eq!((p.delivered(), p.host.claimed()), (2, 0));
+}
+
 // After the Stall, the next gap is news again.
 #[test]
 fn figure_4_1_b_the_next_gap_is_nacked_again() {

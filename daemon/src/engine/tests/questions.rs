@@ -34,13 +34,13 @@ fn wish(number: u32) -> (Wanted, u32) {
 }
 
 /// An application that asks before every message and remembers, as the library does, what it answered.
-struct Application {
+pub(super) struct Application {
     client: ClientHalf,
     engine: EngineHalf,
     sends: ProducerCursor,
     provides: ProducerCursor,
     events: ConsumerCursor,
-    slots: [(u32, bool); 2],
+    pub(super) slots: [(u32, bool); 2],
     buffer: (u32, bool),
     due: Vec<AnswerToken>,
     /// How often each message was asked about.
@@ -95,7 +95,7 @@ impl Application {
         }
     }
 
-    fn push(&mut self, slot: u32, answer: &AnswerToken) {
+    pub(super) fn push(&mut self, slot: u32, answer: &AnswerToken) {
         let (generation, out) = &mut self.slots[slot as usize];
         (*generation, *out) = (*generation + 1, true);
         let entry = TokenRef {
@@ -120,7 +120,7 @@ impl Application {
         Some(event)
     }
 
-    fn take_events(&mut self) {
+    pub(super) fn take_events(&mut self) {
         while let Some(event) = self.take_event() {
             match event.kind {
                 EventKind::Sent(end) => {
@@ -331,15 +331,15 @@ fn an_engine_that_dies_between_offer_and_commit_asks_again_and_keeps_to_the_answ
 }
 
 /// An engine with an open port and a stream, and its application.
-struct Scene {
+pub(super) struct Scene {
     memory: Memory,
-    host: EngineHost,
-    application: Application,
+    pub(super) host: EngineHost,
+    pub(super) application: Application,
     record: RecordId,
 }
 
 impl Scene {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let memory = Memory::new();
         let application = Application::new(&memory);
         let (mut host, _) = memory.take_over();
@@ -354,7 +354,7 @@ impl Scene {
         }
     }
 
-    fn offer(&mut self, number: u32) -> Verdict {
+    pub(super) fn offer(&mut self, number: u32) -> Verdict {
         let first = first_bytes(number);
         self.host.offer(&offer(self.record, number, &first))
     }
@@ -365,7 +365,7 @@ impl Scene {
         stream.is_some()
     }
 
-    fn answered(&self, number: u32, verdict: Wanted, len: u32) -> AnswerToken {
+    pub(super) fn answered(&self, number: u32, verdict: Wanted, len: u32) -> AnswerToken {
         AnswerToken {
             from: (2, 9),
             priority: 0,
