@@ -80,8 +80,13 @@ impl CrossingSender {
         let len: usize = segments.iter().map(|segment| segment.len()).sum();
         // SYNC(crossing-consumer)
         let consumed = self.memory.consumer().load(Ordering::Acquire) as u32;
-        // An absurd index reads as full: never more than a lost frame.
-        if self.next.wrapping_sub(consumed) as usize >= SLOTS || len > MAX_CROSSING_FRAME {
+        let waiting = self.next.wrapping_sub(consumed) as usize;
+        if waiting > SLOTS {
+            // Nonsense, or it has followed nonsense in our own word: it is told where we are and follows. The frame is lost.
+            self.publish();
+            return false;
+        }
+        if waiting == SLOTS || len > MAX_CROSSING_FRAME {
             return false;
         }
         let (head, body) = match self.memory.slot(self.next).split_first() {
@@ -119,12 +124,16 @@ impl CrossingSender {
             store(words.next(), pending);
         }
         self.next = self.next.wrapping_add(1);
+        self.publish();
+        true
+    }
+
+    fn publish(&mut self) {
         // SYNC(crossing-producer)
         self.memory
             .producer()
             .store(u64::from(self.next), Ordering::Release);
         self.wake = true;
-        true
     }
 
     /// Must the receiving engine be woken for what was pushed since the last call?
@@ -275,6 +284,12 @@ mod tests {
         hostile.words(0, 1)[0].store(100_000, Ordering::Relaxed);
         assert_eq!(receiver.available(), 0);
         assert_eq!(receiver.jumps, 1);
+        // The sender itself knows better, and says so.
+        assert!(!sender.push(&[b"x"]));
+        assert_eq!((receiver.available(), receiver.jumps), (0, 2));
+        assert!(sender.push(&[b"x"]));
+        assert_eq!(receiver.available(), 1);
+        assert_eq!(receiver.pop(&mut to), Some(&b"x"[..]));
         hostile.words(0, 1)[0].store(100_001, Ordering::Relaxed);
         // The length lies.
         let at = 4096 + 100_000 % SLOTS * SLOT_BYTES;

@@ -100,6 +100,10 @@ pub const ELSEWHERE: &[(&str, &[&str])] = &[
         &["answers", "answers_ignored"],
     ),
     ("daemon/src/engine/path.rs", &["crossing_full"]),
+    (
+        "testbed/tests/rarities.rs",
+        &["crossing_bad", "link_down", "poisoned_frames"],
+    ),
     ("testbed/tests/drain.rs", &["send_tokens_refused"]),
     (
         "daemon/src/exporter/mod.rs",
@@ -236,21 +240,5 @@ pub const ELSEWHERE: &[(&str, &[&str])] = &[
             "xsk_rx_wakeups",
             "xsk_corrupt_rings",
         ],
-    ),
-];
-
-/// Asserted by no test, and why. To become shorter.
-pub const NOWHERE: &[(&str, &str)] = &[
-    (
-        "portolan_engine_crossing_bad_total",
-        "the ring would have to be corrupted by the other engine; its own tests look at the ring",
-    ),
-    (
-        "portolan_engine_link_down_total",
-        "a frame would have to be due in the millisecond after the kernel said ENETDOWN: chance",
-    ),
-    (
-        "portolan_engine_poisoned_frames_total",
-        "two deaths on one frame: steps/ looks at what becomes of the frame",
     ),
 ];
