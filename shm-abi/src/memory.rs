@@ -103,6 +103,13 @@ impl Mapping {
         &self.at(offset, 1)[0]
     }
 
+    /// Loads a word of every page of the first `bytes`, so that they are mapped; the sum of those words.
+    fn touch(&self, bytes: usize) -> u64 {
+        let words = self.words(0, bytes.min(self.bytes) / size_of::<u64>());
+        let firsts = words.iter().step_by(crate::port::PAGE / size_of::<u64>());
+        firsts.fold(0, |sum, word| sum ^ word.load(Ordering::Relaxed))
+    }
+
     fn at<T>(&self, offset: usize, len: usize) -> &[T] {
         assert!(
             offset.is_multiple_of(align_of::<T>()) && offset + len * size_of::<T>() <= self.bytes
@@ -317,6 +324,12 @@ impl ClientHalf {
         Some(())
     }
 
+    /// Loads a word of every page of header, rings and slots: who works with them later need not wait for the kernel to map them. What
+    /// was read, so that it is.
+    pub fn touch_tables(&self) -> u64 {
+        self.mapping.touch(self.arena)
+    }
+
     /// Fills in a fresh, zeroed half's header; magic last. Supervisor.
     pub fn initialise(&self) {
         self.header()
@@ -383,6 +396,11 @@ impl EngineHalf {
             &client.header().event_consumer,
             entries,
         )
+    }
+
+    /// Loads a word of every page, likewise ([`ClientHalf::touch_tables`]).
+    pub fn touch(&self) -> u64 {
+        self.mapping.touch(self.mapping.bytes)
     }
 
     /// Fills in a fresh, zeroed half's header; magic last. Supervisor.

@@ -216,6 +216,7 @@ impl Standby {
         }
         let port = Port::map(parts).with_context(|| format!("port {number}"))?;
         self.waiter.watch_bell(port.engine_bell())?;
+        warm::port(self.ledger, &port);
         self.ports.insert(number, port);
         Ok(())
     }

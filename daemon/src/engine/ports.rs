@@ -142,6 +142,11 @@ impl Port {
         self.event_cursor = ProducerCursor::new(self.event_ring().published());
     }
 
+    /// Loads a word of every page of both halves but of the arena, and adds them up.
+    pub(super) fn touch(&self) -> u64 {
+        self.client.touch_tables() ^ self.engine.touch()
+    }
+
     /// Its number.
     pub fn number(&self) -> u16 {
         self.number

@@ -6,7 +6,8 @@
 //! has not. Applications see a gap, though nothing that carries their messages has failed.
 //!
 //! Idea: until it looks after its engines it runs when nobody else wants the processor (SCHED_IDLE); whoever wakes then runs at once. A machine
-//! without any idle time must not keep it from its engines, so a thread before all ordinary ones ends this after [`AT_MOST`].
+//! without any idle time must not keep it from its engines, so a thread before all ordinary ones ends this after [`AT_MOST`], and until then
+//! sees to it that nobody waits for it who gave a processor away (`watchdog/background.rs`).
 //!
 //! Rejected: a nice value, which does not make anybody who wakes run at once; and a policy set in the unit, which nobody would end.
 //!
@@ -19,7 +20,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::store::inherit;
-use super::watchdog::{STANDBY_PRIORITY, vitals};
+use super::watchdog::{STANDBY_PRIORITY, background, vitals};
 
 /// A node without a supervisor's eyes for so long is what a busy machine may cost. Coming back takes 4 to 5 ms of a core.
 const AT_MOST: Duration = Duration::from_millis(20);
@@ -103,7 +104,9 @@ fn guard(whose: i32, at_most: Duration, over: &AtomicBool) {
         if left.is_zero() {
             break;
         }
-        std::thread::park_timeout(left);
+        // Without the right to, it has its turns.
+        let _ = background::interrupt(whose);
+        std::thread::park_timeout(left.min(Duration::from_nanos(background::EVERY_NS)));
     }
     if let Err(error) = vitals::make_ordinary(whose) {
         tracing::error!("the supervisor runs only when nobody else wants to: {error}");

@@ -86,6 +86,8 @@ impl Supervisor {
         tracing::debug!(queue, pid = child.pid, "standby started");
         let by = now + PREPARED_WITHIN;
         if !waited_for {
+            self.watchdog
+                .in_background(child.pid, AT_LEISURE.saturating_mul(2));
             // The second: it may have made itself idle only after it was told to be ordinary.
             for times in 1..=2 {
                 let at = now + AT_LEISURE * times;

@@ -34,7 +34,7 @@ use crate::supervisor::clients::Pending;
 use crate::supervisor::events::{Event, Kind, Severity};
 use crate::supervisor::poll::{EventFlags, Source};
 use crate::supervisor::spawn::{Child, birth};
-use crate::supervisor::watchdog::vitals;
+use crate::supervisor::watchdog::{background, vitals};
 use crate::supervisor::{Supervisor, privileges};
 
 /// Whom the new program tells that it serves: connection and number of the request.
@@ -43,6 +43,8 @@ pub const FOR: &str = "PORTOLAN_UPGRADE_FOR";
 const PROBE: Duration = Duration::from_secs(3);
 /// So long it is asked in the time that others leave.
 const AT_LEISURE: Duration = Duration::from_millis(50);
+/// So long at a time.
+const TURN: Duration = Duration::from_nanos(background::EVERY_NS);
 /// Longer than what it says.
 const SAID: u64 = 4096;
 
@@ -128,10 +130,13 @@ fn await_end(child: &Child) -> Result<bool, String> {
         let until = Instant::now() + time;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            let left = Timespec::try_from(left).ok();
+            let idle = vitals::is_idle(child.pid) && background::interrupt(child.pid).is_ok();
+            let turn = if idle { left.min(TURN) } else { left };
+            let timeout = Timespec::try_from(turn).ok();
             let mut fds = [PollFd::new(&child.exit, PollFlags::IN)];
-            match rustix::event::poll(&mut fds, left.as_ref()) {
+            match rustix::event::poll(&mut fds, timeout.as_ref()) {
                 Err(rustix::io::Errno::INTR) => {}
+                Ok(0) if turn < left => {}
                 other => return other == Ok(1),
             }
         }

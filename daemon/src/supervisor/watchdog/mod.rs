@@ -24,9 +24,12 @@
 //! The pidfd is the main thread's: it tells of those whose death word said nothing (they died before they held it, or scribbled on
 //! it), only later.
 //!
+//! While a process runs in the background, it is also what keeps others from waiting for it (`background.rs`).
+//!
 //! Rejected: an epoll set of pidfds (half a millisecond late and more, see `death.rs`); letting standbys watch the serving engine
 //! themselves (they would have to be believed, and could not be held back).
 
+pub mod background;
 pub mod judge;
 pub mod vitals;
 
@@ -36,12 +39,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use portolan_abi::memory::LedgerMapping;
 use rustix::net::SendFlags;
 
 use super::recovery::Cause;
 use crate::engine_link::TAKE_OVER;
+use background::Background;
 use judge::{Bounds, Condition, Judge, Look, Verdict};
 
 /// Before standbys and all ordinary processes.
@@ -155,12 +160,20 @@ impl Post {
 
 struct Shared {
     posts: Vec<Post>,
+    background: Mutex<Background>,
     /// Changes with everything the thread must look at.
     changes: AtomicU32,
     stop: AtomicBool,
 }
 
 impl Shared {
+    /// Holders call the kernel a few times; none can panic.
+    fn background(&self) -> MutexGuard<'_, Background> {
+        self.background
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn changed(&self) {
         self.changes.fetch_add(1, Ordering::Release);
         vitals::wake(&self.changes);
@@ -187,6 +200,7 @@ impl Watchdog {
         };
         let shared = Arc::new(Shared {
             posts: ledgers.into_iter().map(post).collect(),
+            background: Mutex::default(),
             changes: AtomicU32::new(0),
             stop: AtomicBool::new(false),
         });
@@ -262,6 +276,13 @@ impl Watchdog {
         taken.is_some()
     }
 
+    /// This process runs, or will run, when nobody else wants to: nobody waits for it, for so long at most.
+    pub fn in_background(&self, pid: i32, at_most: Duration) {
+        let until = now_ns().saturating_add(u64::try_from(at_most.as_nanos()).unwrap_or(u64::MAX));
+        self.shared.background().add(pid, until);
+        self.shared.changed();
+    }
+
     /// This standby takes over when the serving process dies.
     pub fn arm(&self, queue: u8, standby: Armed) {
         if let Some(post) = self.post(queue) {
@@ -328,8 +349,11 @@ impl Guard {
                     until = until.min(next);
                 }
             }
+            if let Some(next) = shared.background().interrupt(now_ns()) {
+                until = until.min(next);
+            }
             if !vitals::wait_for_any(words.into_iter(), until) {
-                std::thread::sleep(std::time::Duration::from_nanos(POLL_NS));
+                std::thread::sleep(Duration::from_nanos(POLL_NS));
             }
         }
     }
@@ -469,8 +493,9 @@ impl Guard {
         drop(before);
         // Taking down its page tables keeps its processor for a millisecond and more, from applications and perhaps from the successor;
         // nobody waits for that any more. A number that is nobody's by now cannot be asked: then it is over.
-        if !vitals::is_readable(dead.exit.as_fd()) {
-            let _ = vitals::make_idle(dead.pid);
+        if !vitals::is_readable(dead.exit.as_fd()) && vitals::make_idle(dead.pid).is_ok() {
+            let until = now_ns() + FENCED_WITHIN_NS;
+            self.shared.background().add(dead.pid, until);
         }
         if told {
             ring(&self.bell);

@@ -1,0 +1,227 @@
+//! Who runs when nobody else wants to is interrupted often.
+//!
+//! Problem: an engine that shares its core gives it away whenever it finds nothing to do (`sched_yield`), and so do applications that spin. If
+//! nobody else wants the core but a process in the background (SCHED_IDLE), that one gets it, although the engine could run. Nobody *wakes up*
+//! then, so the scheduler has no reason to look again before its next tick: 4 ms with 250 Hz, 2 ms on average. An engine that dies takes
+//! down its page tables in the background, its next standby and a supervisor that comes back are prepared there: each of them was good for
+//! gaps of 1 to 2.5 ms (measured: two of three gaps above 0.7 ms in the 15 ms after a takeover).
+//!
+//! Idea: a niceness that grows has the kernel choose anew who runs where the process runs (`prio_changed_fair`, kernel/sched/fair.c). So who is in the background has
+//! its niceness changed and changed back every [`EVERY_NS`], by a thread that runs before all ordinary ones. Whoever gave the
+//! core away has it back by then.
+//!
+//! Rejected: engines that keep their core (they would take it from the application that they serve); an ordinary process instead (it
+//! takes the core from whoever needs it); real-time priority, to have it over with (milliseconds at once).
+
+use std::io;
+
+use rustix::process::{Pid, getpriority_process, setpriority_process};
+
+use super::vitals;
+
+/// From one interruption to the next: what a message may wait. Each takes some microseconds of a core.
+pub const EVERY_NS: u64 = 100_000;
+
+/// Lowest niceness.
+const LOWEST: i32 = -20;
+
+/// Processes in the background, or about to be.
+#[derive(Debug, Default)]
+pub struct Background(Vec<Entry>);
+
+#[derive(Debug)]
+struct Entry {
+    pid: i32,
+    /// It has been in the background.
+    was_there: bool,
+    until_ns: u64,
+}
+
+impl Background {
+    /// This process runs when nobody else wants to, or will: looked after until it does not any more, is gone, or this time has come.
+    pub fn add(&mut self, pid: i32, until_ns: u64) {
+        self.0.retain(|entry| entry.pid != pid);
+        self.0.push(Entry {
+            pid,
+            was_there: false,
+            until_ns,
+        });
+    }
+
+    /// Interrupts everybody; returns when to do so again.
+    pub fn interrupt(&mut self, now_ns: u64) -> Option<u64> {
+        self.0.retain_mut(|entry| {
+            let is_there = vitals::is_idle(entry.pid);
+            if is_there {
+                // Gone since, or we have not the right: then it has its turns.
+                let _ = interrupt(entry.pid);
+            }
+            let leaves = entry.was_there && !is_there;
+            entry.was_there |= is_there;
+            !leaves && now_ns < entry.until_ns
+        });
+        (!self.0.is_empty()).then_some(now_ns + EVERY_NS)
+    }
+}
+
+/// Has the kernel choose anew who runs where this process or thread runs. Its niceness is in the end what it was.
+///
+/// # Errors
+/// EACCES without CAP_SYS_NICE, before anything is changed; ESRCH.
+pub fn interrupt(thread: i32) -> io::Result<()> {
+    let thread = Pid::from_raw(thread);
+    let nice = getpriority_process(thread)?;
+    // Growing is what counts; shrinking is what may be forbidden.
+    let less = (nice - 1).max(LOWEST);
+    setpriority_process(thread, less)?;
+    Ok(setpriority_process(thread, nice)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// A thread that waits, and what it waits for.
+    struct Waits(
+        i32,
+        std::sync::mpsc::Sender<()>,
+        std::thread::JoinHandle<()>,
+    );
+
+    impl Waits {
+        fn start() -> Self {
+            let (tell, told) = channel();
+            let (end, ended) = channel::<()>();
+            let work = move || {
+                tell.send(rustix::thread::gettid().as_raw_pid()).unwrap();
+                // Until the other end is dropped.
+                let _ = ended.recv();
+            };
+            let thread = std::thread::spawn(work);
+            Self(told.recv().unwrap(), end, thread)
+        }
+
+        fn end(self) {
+            drop(self.1);
+            self.2.join().unwrap();
+        }
+    }
+
+    fn nice(thread: i32) -> i32 {
+        getpriority_process(Pid::from_raw(thread)).unwrap()
+    }
+
+    #[test]
+    fn niceness_stays() {
+        let thread = Waits::start();
+        // Without the right nothing is changed either.
+        for value in [0, 5, 19] {
+            setpriority_process(Pid::from_raw(thread.0), value).unwrap();
+            let _ = interrupt(thread.0);
+            assert_eq!(nice(thread.0), value);
+        }
+        if setpriority_process(Pid::from_raw(thread.0), LOWEST).is_ok() {
+            interrupt(thread.0).unwrap();
+            assert_eq!(nice(thread.0), LOWEST);
+        }
+        thread.end();
+    }
+
+    // One that is about to go to the background, goes there and comes back; one that never goes; one that does not exist. Expect: each
+    // looked after as long as it should be.
+    #[test]
+    fn whoever_leaves_is_left_alone() {
+        let thread = Waits::start();
+        let mut all = Background::default();
+        all.add(thread.0, u64::MAX);
+        assert_eq!(all.interrupt(7), Some(7 + EVERY_NS));
+        vitals::make_idle(thread.0).unwrap();
+        assert!(all.interrupt(8).is_some());
+        assert!(all.interrupt(9).is_some());
+        if vitals::make_ordinary(thread.0).is_ok() {
+            assert_eq!(all.interrupt(10), None);
+        }
+        let mut all = Background::default();
+        all.add(thread.0, 100);
+        all.add(i32::MAX - 7, 50);
+        assert!(all.interrupt(50).is_some());
+        assert_eq!(all.0.len(), 1);
+        assert_eq!(all.interrupt(100), None);
+        thread.end();
+    }
+
+    // On one core, a thread in the background that never sleeps, and one that gives the core away all the time. Expect: interrupted every
+    // tenth of a millisecond, the former has it for a millisecond and more at a time seldom; left alone, often.
+    #[test]
+    fn nobody_keeps_the_core_from_who_gave_it_away() {
+        let may =
+            std::thread::spawn(|| vitals::make_urgent(0, super::super::STANDBY_PRIORITY).is_ok());
+        let cores = rustix::thread::sched_getaffinity(None).unwrap();
+        if !may.join().unwrap() || cores.count() < 2 {
+            return;
+        }
+        let alone = long_absences(false);
+        let interrupted = long_absences(true);
+        assert!(
+            interrupted * 4 <= alone,
+            "{interrupted} long absences of {alone} without"
+        );
+    }
+
+    /// How often, of a second, who gave its core away was without it for a millisecond.
+    fn long_absences(interrupt_it: bool) -> u32 {
+        let over = AtomicBool::new(false);
+        let mut absences = 0;
+        std::thread::scope(|scope| {
+            let (tell, told) = channel();
+            let over = &over;
+            scope.spawn(move || {
+                pin(0);
+                let own = rustix::thread::gettid().as_raw_pid();
+                vitals::make_idle(own).unwrap();
+                tell.send(own).unwrap();
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            let spins = told.recv().unwrap();
+            if interrupt_it {
+                scope.spawn(move || {
+                    pin(1);
+                    vitals::make_urgent(0, super::super::STANDBY_PRIORITY).unwrap();
+                    while !over.load(Ordering::Relaxed) {
+                        interrupt(spins).unwrap();
+                        std::thread::sleep(std::time::Duration::from_nanos(EVERY_NS));
+                    }
+                });
+            }
+            let gives = scope.spawn(|| {
+                pin(0);
+                let end = super::super::now_ns() + 1_000_000_000;
+                let mut absences = 0;
+                let mut now = super::super::now_ns();
+                while now < end {
+                    rustix::thread::sched_yield();
+                    let back = super::super::now_ns();
+                    absences += u32::from(back - now >= 1_000_000);
+                    now = back;
+                }
+                absences
+            });
+            absences = gives.join().unwrap();
+            over.store(true, Ordering::Relaxed);
+        });
+        absences
+    }
+
+    fn pin(nth: usize) {
+        let cores = rustix::thread::sched_getaffinity(None).unwrap();
+        let mut one = rustix::thread::CpuSet::new();
+        let core = (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| cores.is_set(*core));
+        one.set(core.clone().nth(nth).unwrap());
+        rustix::thread::sched_setaffinity(None, &one).unwrap();
+    }
+}
