@@ -5,6 +5,7 @@ pub mod doctor;
 pub mod engine;
 pub mod engine_link;
 pub mod exporter;
+pub mod image;
 pub mod logging;
 pub mod service;
 pub mod supervisor;

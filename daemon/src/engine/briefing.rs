@@ -60,6 +60,8 @@ pub(super) struct Standby {
     ports: BTreeMap<u16, Port>,
     tap: Option<Box<Tap>>,
     draining: bool,
+    /// [`warm::up`] was done.
+    warm: bool,
 }
 
 /// The descriptors of a message, taken in the order of the contract.
@@ -156,6 +158,7 @@ impl Standby {
             ports: BTreeMap::new(),
             tap: None,
             draining: false,
+            warm: false,
         })
     }
 
@@ -190,7 +193,10 @@ impl Standby {
                 }
                 ToEngine::Untap => self.tap = None,
                 ToEngine::StandBy => {
-                    warm::up(self.ledger);
+                    // A supervisor that comes back asks again.
+                    if !std::mem::replace(&mut self.warm, true) {
+                        warm::up(self.ledger);
+                    }
                     link.send(&FromEngine::StandingBy);
                 }
                 ToEngine::Drain { on } => self.draining = on,

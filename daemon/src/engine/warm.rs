@@ -18,21 +18,13 @@ use std::sync::atomic::Ordering;
 
 use portolan_abi::ledger::Ledger;
 use portolan_transport::wire::crc::{crc32c, crc32c_append};
-use rustix::mm::{Advice, madvise};
 
 use super::ports::Port;
+use crate::image;
 
 /// The tables of a takeover of four ports take 100 KiB, those of 160 ports 300.
 const HEAP_BYTES: usize = 512 << 10;
-/// Bytes populated per call: a kernel that does not preempt keeps its core for the length of one.
-const PIECE: usize = 256 << 10;
 const PAGE: usize = 4096;
-
-// By the linker: where the program begins, and where its code ends. Constants lie before or in it.
-unsafe extern "C" {
-    static __executable_start: u8;
-    static etext: u8;
-}
 
 /// Touches what a takeover needs whatever the ports, and computes a checksum each way.
 pub(super) fn up(ledger: Ledger<'_>) {
@@ -51,7 +43,7 @@ pub(super) fn up(ledger: Ledger<'_>) {
     }
     let crc = crc32c_append(crc32c(&sum.to_ne_bytes()), &[1]);
     std::hint::black_box((sum, crc));
-    program();
+    image::populate();
     heap();
 }
 
@@ -64,24 +56,6 @@ pub(super) fn port(ledger: Ledger<'_>, port: &Port) {
         sum = sum.wrapping_add(word.load(Ordering::Relaxed));
     }
     std::hint::black_box(sum);
-}
-
-/// Has our code and constants mapped.
-fn program() {
-    let (start, end) = (&raw const __executable_start, &raw const etext);
-    let len = end
-        .addr()
-        .saturating_sub(start.addr())
-        .next_multiple_of(PAGE);
-    for from in (0..len).step_by(PIECE) {
-        let piece = PIECE.min(len - from);
-        // SAFETY: the advice changes no byte, and an address that is not mapped is an error.
-        // An error (a hole between segments; a kernel before 5.14) leaves pages to come when they are touched, as ever.
-        let _ = unsafe {
-            let at = start.wrapping_add(from).cast_mut().cast();
-            madvise(at, piece, Advice::LinuxPopulateRead)
-        };
-    }
 }
 
 /// Has memory ready for what will be allocated.

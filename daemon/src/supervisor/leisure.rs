@@ -22,10 +22,11 @@ use std::time::{Duration, Instant};
 use super::store::inherit;
 use super::watchdog::{STANDBY_PRIORITY, background, vitals};
 
-/// A node without a supervisor's eyes for so long is what a busy machine may cost. Coming back takes 4 to 5 ms of a core.
-const AT_MOST: Duration = Duration::from_millis(20);
+/// A node without a supervisor's eyes for so long is what a busy machine may cost; its watchdog's are open earlier. Coming back takes 4 to 5 ms of
+/// a core.
+const AT_MOST: Duration = Duration::from_millis(40);
 
-/// As long as it lives, or for 20 ms, the thread that began it runs when nobody else wants to.
+/// As long as it lives, or for [`AT_MOST`], the thread that began it runs when nobody else wants to.
 #[derive(Debug)]
 pub struct Leisure {
     over: Arc<AtomicBool>,

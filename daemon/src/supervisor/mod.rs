@@ -313,11 +313,11 @@ impl Supervisor {
         })
     }
 
-    /// Runs until asked to stop and everything has stopped.
+    /// Runs until asked to stop and everything has stopped. `settled` is called when everything that was going on is looked after.
     ///
     /// # Errors
     /// The system's: the epoll set failed.
-    pub fn run(mut self) -> io::Result<Ended> {
+    pub fn run(mut self, settled: impl FnOnce()) -> io::Result<Ended> {
         let now = Instant::now();
         let up = Event::new(Kind::NodeUp, "the supervisor serves").field("node", self.config.node);
         self.events.record(up);
@@ -327,6 +327,7 @@ impl Supervisor {
         for index in 0..self.engines.len() {
             self.go_on(index, now);
         }
+        settled();
         self.start_service(now);
         self.give_sign_of_life(now);
         self.look_at_peers(now);

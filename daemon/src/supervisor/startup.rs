@@ -114,13 +114,15 @@ pub fn run(file: &Path, mut leisure: Leisure) -> anyhow::Result<()> {
     if let Some(leftovers) = foundation.leftovers {
         supervisor.succeed(leftovers);
     }
-    // Its thread has kept all our privileges.
-    leisure.end();
-    // So that it is in nobody's way for long: while it works, while it is torn down, and, since this outlives exec, until its successor of an
-    // upgrade makes way by itself.
-    portolan::turns::as_engines();
     supervisor.ready(handover::to_be_told());
-    if supervisor.run().context("the event loop failed")? == Ended::Stopped {
+    let settled = || {
+        // Its thread has kept all our privileges.
+        leisure.end();
+        // So that it is in nobody's way for long: while it works, while it is torn down, and, since this outlives exec, until its successor
+        // of an upgrade makes way by itself.
+        portolan::turns::as_engines();
+    };
+    if supervisor.run(settled).context("the event loop failed")? == Ended::Stopped {
         // Gone already: as good. A socket whose node goes on keeps its file.
         let _ = std::fs::remove_file(&config.socket);
     }

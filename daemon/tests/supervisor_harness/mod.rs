@@ -343,7 +343,7 @@ impl Node {
                 reload: Some(reload),
                 config,
             })?
-            .run()
+            .run(|| ())
             .map(drop)
         });
         Self {

@@ -153,68 +153,76 @@ mod tests {
         thread.end();
     }
 
-    // On one core, a thread in the background that never sleeps, and one that gives the core away all the time. Expect: interrupted every
-    // tenth of a millisecond, the former has it for a millisecond and more at a time seldom; left alone, often.
+    // On one core, a thread in the background that never sleeps, and one that gives the core away all the time. Expect: left alone, the former
+    // often has it for a millisecond and more; interrupted every tenth of a millisecond, hardly ever. Others on the machine can only
+    // shorten what it has.
     #[test]
     fn nobody_keeps_the_core_from_who_gave_it_away() {
-        let may =
-            std::thread::spawn(|| vitals::make_urgent(0, super::super::STANDBY_PRIORITY).is_ok());
+        let priority = super::super::STANDBY_PRIORITY;
+        let may = std::thread::spawn(move || vitals::make_urgent(0, priority).is_ok());
         let cores = rustix::thread::sched_getaffinity(None).unwrap();
         if !may.join().unwrap() || cores.count() < 2 {
             return;
         }
-        let alone = long_absences(false);
-        let interrupted = long_absences(true);
+        let alone = long_runs(false);
+        let interrupted = long_runs(true);
         assert!(
-            interrupted * 4 <= alone,
-            "{interrupted} long absences of {alone} without"
+            interrupted <= alone / 4 + 3,
+            "{interrupted} long runs, {alone} without"
         );
     }
 
-    /// How often, of a second, who gave its core away was without it for a millisecond.
-    fn long_absences(interrupt_it: bool) -> u32 {
+    /// How often, in a second, the one in the background had the core for a millisecond.
+    fn long_runs(interrupt_it: bool) -> u32 {
         let over = AtomicBool::new(false);
-        let mut absences = 0;
         std::thread::scope(|scope| {
             let (tell, told) = channel();
             let over = &over;
-            scope.spawn(move || {
+            let spins = scope.spawn(move || {
                 pin(0);
                 let own = rustix::thread::gettid().as_raw_pid();
                 vitals::make_idle(own).unwrap();
                 tell.send(own).unwrap();
-                while !over.load(Ordering::Relaxed) {
-                    std::hint::spin_loop();
-                }
+                count_long_runs(over)
             });
-            let spins = told.recv().unwrap();
+            let thread = told.recv().unwrap();
             if interrupt_it {
                 scope.spawn(move || {
                     pin(1);
                     vitals::make_urgent(0, super::super::STANDBY_PRIORITY).unwrap();
                     while !over.load(Ordering::Relaxed) {
-                        interrupt(spins).unwrap();
+                        interrupt(thread).unwrap();
                         std::thread::sleep(std::time::Duration::from_nanos(EVERY_NS));
                     }
                 });
             }
-            let gives = scope.spawn(|| {
+            scope.spawn(move || {
                 pin(0);
                 let end = super::super::now_ns() + 1_000_000_000;
-                let mut absences = 0;
-                let mut now = super::super::now_ns();
-                while now < end {
+                while super::super::now_ns() < end {
                     rustix::thread::sched_yield();
-                    let back = super::super::now_ns();
-                    absences += u32::from(back - now >= 1_000_000);
-                    now = back;
                 }
-                absences
+                over.store(true, Ordering::Relaxed);
             });
-            absences = gives.join().unwrap();
-            over.store(true, Ordering::Relaxed);
-        });
-        absences
+            spins.join().unwrap()
+        })
+    }
+
+    /// Runs are told apart by a clock that jumps: two switches take longer than this.
+    fn count_long_runs(over: &AtomicBool) -> u32 {
+        const JUMP_NS: u64 = 1_500;
+        let mut runs = 0;
+        let mut last = super::super::now_ns();
+        let mut began = last;
+        while !over.load(Ordering::Relaxed) {
+            let now = super::super::now_ns();
+            if now - last > JUMP_NS {
+                runs += u32::from(last - began >= 1_000_000);
+                began = now;
+            }
+            last = now;
+        }
+        runs
     }
 
     fn pin(nth: usize) {
