@@ -88,6 +88,9 @@ pub struct EngineConfig {
     /// Policy of the transport, checked by the supervisor.
     #[serde(default)]
     pub transport: TransportPolicy,
+    /// No epoch of this engine is lower, whatever the ledger says: one more than its predecessor's. 0: not known.
+    #[serde(default)]
+    pub first_epoch: u32,
 }
 
 /// How a UMEM of at most `frames` frames is divided and how large the rings are: `rx_frames` to receive, the rest in slots that hold

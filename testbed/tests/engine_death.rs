@@ -224,3 +224,33 @@ fn records_of_frames_that_cannot_be_true_cost_a_socket_and_not_the_node() {
         ping.status.success().then_some(())
     });
 }
+
+// An engine that went wrong before it died has written over its ledger's epoch: with nothing, with a number from long before, from far ahead. Peers
+// believe no engine whose epoch is lower than one they know. Expect: the successor's is the one after its predecessor's, and
+// everybody goes on.
+#[test]
+fn an_epoch_that_cannot_be_true_is_not_gone_on_from() {
+    let cluster = Cluster::start_managed(Lab::builder());
+    let daemon = cluster.daemon(1);
+    let ledger = daemon.manager().unwrap().stored_fd("ledger-0").unwrap();
+    let mapping = LedgerMapping::map(&ledger, geometry_of(&ledger)).unwrap();
+    let word = &mapping.ledger().header().engine_epoch;
+    let mut all = vec![
+        talk(&cluster, (1, 10), &[(2, 10)]),
+        talk(&cluster, (2, 10), &[(1, 10)]),
+    ];
+    begin(&mut all);
+    // One life without damage, so that there is something to fall behind.
+    for (expected, damage) in [(2, None), (3, Some(0)), (4, Some(1)), (5, Some(1 << 31))] {
+        let engine = daemon.engine_pids().unwrap()[0];
+        kill_process(Pid::from_raw(engine).unwrap(), Signal::STOP).unwrap();
+        if let Some(damage) = damage {
+            word.store(damage, Ordering::Release);
+        }
+        kill(engine);
+        wait_replaced(daemon, &[engine]);
+        assert_eq!(word.load(Ordering::Acquire), expected, "after {damage:?}");
+        all_go_on(&mut all);
+    }
+    all_is_well(all);
+}

@@ -242,7 +242,7 @@ impl Standby {
         self.death.hold();
         let working_frame = (self.ledger.header().working_frame).load(Ordering::Acquire);
         let facts = Facts::adopt(self.ledger);
-        let engine_epoch = facts.raise_engine_epoch();
+        let engine_epoch = facts.raise_engine_epoch(self.config.first_epoch);
         let xsk = (self.socket)
             .adopt(self.ledger.frames())
             .context("the AF_XDP socket cannot be taken over")?;

@@ -398,6 +398,7 @@ pub(super) mod tests {
             ring_entries: 1,
             default_timeout_ms: 1,
             transport: crate::transport_policy::TransportPolicy::default(),
+            first_epoch: 0,
         }
     }
 

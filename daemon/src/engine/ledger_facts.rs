@@ -9,9 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use portolan_abi::ledger::{Ledger, PeerRecord, decode_stream_key, pair, stream_key, unpair};
 use portolan_transport::host::TableFull;
-use portolan_transport::ident::{NodeId, Peer, PortId, Priority, RecordId, StreamKey};
+use portolan_transport::ident::{NodeId, Peer, PortId, Priority, RecordId, StreamKey, serial_lt};
 
 use super::commit_point::{Point, store};
+
+/// So many engines in a row may have died before they said that they serve.
+const UNHEARD_MAX: u32 = 1 << 16;
 
 /// The tables of one ledger.
 pub struct Facts {
@@ -64,10 +67,25 @@ fn free_list<'k>(
     free
 }
 
+/// Has the next stream's epoch come after those of all streams there are: an engine that went wrong may have written over it, and peers believe no
+/// epoch from before.
+fn keep_ahead(ledger: Ledger<'_>) {
+    let streams = ledger.send_streams().iter();
+    let streams = streams.filter(|record| stream_of(record.key.load(Ordering::Acquire)).is_some());
+    let epochs = streams.map(|record| unpair(record.state.load(Ordering::Acquire)).0);
+    let latest = epochs.reduce(|a, b| if serial_lt(a, b) { b } else { a });
+    let word = &ledger.header().stream_epoch_next;
+    let next = word.load(Ordering::Acquire) as u32;
+    if let Some(latest) = latest.filter(|latest| !serial_lt(*latest, next)) {
+        store(Point::DrawEpoch, word, u64::from(latest.wrapping_add(1)));
+    }
+}
+
 impl Facts {
     /// Takes a ledger over.
     pub fn adopt(ledger: Ledger<'static>) -> Self {
         let valid_stream = |key| stream_of(key).is_some();
+        keep_ahead(ledger);
         let valid_peer = |key| peer_of(key).is_some();
         let free_peers = free_list(ledger.peers().iter().map(|r| &r.key), valid_peer);
         let peers = ledger
@@ -93,11 +111,14 @@ impl Facts {
         self.ledger
     }
 
-    /// Raises the engine's epoch: the first store of a new engine.
-    pub fn raise_engine_epoch(&self) -> u32 {
+    /// Raises the engine's epoch: the first store of a new engine. `first` is one more than the supervisor knows to have been used (0: it does not
+    /// know); what is not it or soon after was not written by a sound engine, and peers would never believe an epoch from before.
+    pub fn raise_engine_epoch(&self, first: u32) -> u32 {
         let word = &self.ledger.header().engine_epoch;
+        let next = (word.load(Ordering::Acquire) as u32).wrapping_add(1);
+        let is_sound = first == 0 || next.wrapping_sub(first) < UNHEARD_MAX;
         // 0 is never used, so that a peer's "unknown" cannot be it.
-        let epoch = (word.load(Ordering::Acquire) as u32).wrapping_add(1).max(1);
+        let epoch = if is_sound { next } else { first }.max(1);
         store(Point::EngineEpoch, word, u64::from(epoch));
         epoch
     }
@@ -224,4 +245,76 @@ fn peer_of(key: u64) -> Option<Peer> {
         node: NodeId::new(node)?,
         queue,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use portolan_abi::ledger::LedgerGeometry;
+    use portolan_abi::memory::LedgerMapping;
+
+    use super::*;
+
+    fn ledger() -> Ledger<'static> {
+        let geometry = LedgerGeometry {
+            peers: 4,
+            frames: 4,
+            send_streams: 4,
+            receive_streams: 4,
+        };
+        let mapping = LedgerMapping::create(geometry)
+            .and_then(|fd| LedgerMapping::map(fd, geometry))
+            .unwrap();
+        let ledger = Box::leak(Box::new(mapping)).ledger();
+        ledger.initialise(7);
+        ledger
+    }
+
+    // Two streams, then an engine that goes wrong writes over what the next one is to get. Expect: a successor's comes after both; if nothing was
+    // written over, it is as it was.
+    #[test]
+    fn a_streams_epoch_comes_after_those_there_are() {
+        let ledger = ledger();
+        let mut facts = Facts::adopt(ledger);
+        for remote in [1, 2] {
+            let stream = StreamKey {
+                local: PortId(1),
+                node: NodeId(2),
+                remote: PortId(remote),
+                priority: Priority::Low,
+            };
+            let epoch = facts.draw_epoch();
+            facts.open_send(stream, 9, epoch, 1).unwrap();
+        }
+        let word = &ledger.header().stream_epoch_next;
+        let sound = word.load(Ordering::Relaxed);
+        Facts::adopt(ledger);
+        assert_eq!(word.load(Ordering::Relaxed), sound);
+        for damage in [0, 1, sound - 1] {
+            word.store(damage, Ordering::Relaxed);
+            assert_eq!(u64::from(Facts::adopt(ledger).draw_epoch()), sound);
+        }
+    }
+
+    // What the supervisor knows and what the ledger says. Expect: the ledger's, unless no sound engine wrote it.
+    #[test]
+    fn an_engines_epoch_comes_after_its_predecessors() {
+        let ledger = ledger();
+        let facts = Facts::adopt(ledger);
+        let word = &ledger.header().engine_epoch;
+        let table = [
+            (0, 0, 1),
+            (5, 0, 6),
+            (5, 6, 6),
+            (7, 6, 8), // two died before they were heard of
+            (0, 6, 6),
+            (4, 6, 6),
+            (1 << 31, 6, 6),
+            (u64::from(u32::MAX), 0, 1),
+            (u64::from(u32::MAX), u32::MAX, 1),
+        ];
+        for (said, first, expected) in table {
+            word.store(said, Ordering::Relaxed);
+            assert_eq!(facts.raise_engine_epoch(first), expected, "{said}, {first}");
+        }
+    }
 }

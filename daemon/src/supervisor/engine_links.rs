@@ -84,6 +84,7 @@ impl Supervisor {
             ring_entries: config.rx_frames().next_power_of_two(),
             default_timeout_ms: config.default_timeout_ms,
             transport: config.transport.clone(),
+            first_epoch: engine.epoch_seen.wrapping_add(1),
         }
     }
 

@@ -113,6 +113,8 @@ pub struct Engine {
     pub escalation: Escalation,
     /// Its last recovery.
     pub recoveries: Recoveries,
+    /// The epoch of the last engine that said that it serves, as it was then: what an engine that goes wrong writes there later is not believed.
+    pub epoch_seen: u32,
     /// Who serves, or is taking over.
     pub active: Option<Process>,
     /// Who takes over next.
@@ -140,6 +142,8 @@ pub struct Engine {
 impl Engine {
     /// An engine not yet started.
     pub fn new(index: u8, nic_queue: u32, memory: QueueMemory, bounds: Bounds) -> Self {
+        let header = memory.ledger.ledger().header();
+        let epoch_seen = header.engine_epoch.load(Ordering::Relaxed) as u32;
         Self {
             index,
             nic_queue,
@@ -147,6 +151,7 @@ impl Engine {
             state: EngineState::Waiting(Instant::now()),
             escalation: Escalation::new(bounds),
             recoveries: Recoveries::default(),
+            epoch_seen,
             active: None,
             standby: None,
             leaving: Vec::new(),

@@ -262,6 +262,7 @@ impl Supervisor {
         }
         process.stage = Stage::Serving(now);
         let pid = process.child.pid;
+        engine.epoch_seen = engine.epoch() as u32;
         let event = engine.recoveries.ready(adopted_in_ns, at_ns);
         self.watchdog.expect_beats(engine.index, launch);
         let event = event.engine(engine.index).field("pid", pid);

@@ -50,7 +50,7 @@ impl TakeOver {
         // Whoever dies here is killed from outside, twice over the same token if the test wants it so: that is no poison.
         memory.header().working_token.store(0, Ordering::Release);
         let facts = Facts::adopt(memory.ledger().ledger());
-        let engine_epoch = facts.raise_engine_epoch();
+        let engine_epoch = facts.raise_engine_epoch(0);
         let mut host = EngineHost::new(facts, 1_000_000);
         if let Some(generation) = port {
             // Mapped while standing by; the takeover begins here.

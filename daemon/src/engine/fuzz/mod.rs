@@ -293,7 +293,7 @@ impl<'m> World<'m> {
 /// An engine that takes over what there is, which may be nothing.
 fn start(memory: &Memory, now: Nanos, ports: &[(&Halves, u32)]) -> Running {
     let facts = Facts::adopt(memory.mapped.ledger());
-    let engine_epoch = facts.raise_engine_epoch();
+    let engine_epoch = facts.raise_engine_epoch(0);
     let mut host = EngineHost::new(facts, 1_000_000);
     for (halves, generation) in ports {
         let parts = halves.parts(*generation);

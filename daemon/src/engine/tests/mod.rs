@@ -81,7 +81,7 @@ impl Memory {
     fn host(&self) -> EngineHost {
         let mapping = LedgerMapping::map(&self.ledger, ledger_geometry()).unwrap();
         let facts = Facts::adopt(Box::leak(Box::new(mapping)).ledger());
-        facts.raise_engine_epoch();
+        facts.raise_engine_epoch(0);
         EngineHost::new(facts, 1000)
     }
 
