@@ -251,10 +251,12 @@ fn kill_engines(queues: u16, mtu: u32, numbers: &[u16], messages: usize) {
     let mut kills = 0;
     exchange(&mut ports, &flows, &sizes, |arrived| {
         if arrived % every == 0 {
-            let pids = daemons[kills % 2].engine_pids().unwrap();
+            let status = daemons[kills % 2].status().unwrap();
+            let engines = status["engines"].as_array().unwrap();
             // Between two engines of a queue there is none to kill.
-            if let Some(pid) = pids.get(kills / 2 % pids.len().max(1)) {
-                kill_process(Pid::from_raw(*pid).unwrap(), Signal::KILL).unwrap();
+            if let Some(pid) = engines[kills / 2 % engines.len()]["pid"].as_i64() {
+                let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+                kill_process(pid, Signal::KILL).unwrap();
                 kills += 1;
             }
         }

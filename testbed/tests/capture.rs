@@ -68,17 +68,25 @@ impl Drop for Running {
     }
 }
 
-/// Frames that node 1's engines received, sent, looped back and handed across, when nothing moves any more.
+/// Frames that node 1's engines received, sent, looped back and handed across (or would have, had the ring had room), when nothing moves any more.
 fn counted(cluster: &Cluster) -> [u64; 4] {
     let look = || {
         let report = cluster.lab.node(1).report("counters").unwrap();
         let engines = report["engines"].as_array().unwrap().clone();
-        ["xsk_rx_frames", "xsk_tx_frames", "looped_back", "crossed"].map(|name| {
+        let sum = |name: &str| -> u64 {
             let values = engines
                 .iter()
                 .map(|e| e["counters"][name].as_u64().unwrap());
             values.sum()
-        })
+        };
+        let [received, sent, looped_back] =
+            ["xsk_rx_frames", "xsk_tx_frames", "looped_back"].map(sum);
+        [
+            received,
+            sent,
+            looped_back,
+            sum("crossed") + sum("crossing_full"),
+        ]
     };
     let mut last = (look(), Instant::now());
     until("traffic ends", STEP, || {
