@@ -1,8 +1,7 @@
 //! What a takeover would do for the first time, done before. An `unsafe` island.
 //!
-//! A page touched for the first time costs a fault: one to two microseconds on a virtual machine, several while the machine is busy. A takeover
-//! that finds nothing prepared takes some fifty of them, half of its time (measured: 335 us of which 200 were faults). So a standby touches what
-//! a takeover will:
+//! A page touched for the first time costs a fault. A takeover that finds nothing prepared takes some fifty of them, half of its time
+//! (270 us, and 130 without them, on a virtual machine). So a standby touches what a takeover will:
 //!
 //! - the ledger, as far as any engine reads it; the rest stays unbacked ([`up`]);
 //! - rings and slots of each port, and the ledger's records of its tokens ([`port`]); not the arenas, which are the applications' and large;
@@ -22,7 +21,7 @@ use portolan_transport::wire::crc::{crc32c, crc32c_append};
 use super::ports::Port;
 use crate::image;
 
-/// The tables of a takeover of four ports take 100 KiB, those of 160 ports 300.
+/// The tables of a takeover of six ports touch some 25 pages; many ports and peers need more.
 const HEAP_BYTES: usize = 512 << 10;
 const PAGE: usize = 4096;
 
