@@ -62,6 +62,7 @@
 //! A thread that opens a port gets [short turns](turns) on its processor, unless the port waits [`Wait::Busy`]: so it is woken at once on a busy
 //! machine, and alternates with an engine on the same core. A thread that a port was moved to may ask for them itself ([`turns::short`]).
 
+mod after_fault;
 mod alarm;
 mod arena;
 pub mod capture;

@@ -216,7 +216,8 @@ impl Port {
         self.send_book.holds(handle)
     }
 
-    /// Events the engine sent that did not fit this port's own books, and were ignored. 0 unless something is badly wrong.
+    /// Events the engine sent that did not fit this port's own books, and were ignored, and tokens that an engine lost when it died
+    /// ([`Reason::Lost`](crate::Reason::Lost)). 0 unless something is badly wrong.
     pub fn anomalies(&self) -> u64 {
         self.anomalies
     }
@@ -383,7 +384,7 @@ impl Port {
         let words: &[AtomicU64; SEND_SLOT_WORDS] =
             &self.memory.client().send_slots()[slot.slot as usize];
         token.store(words, inline);
-        self.send_book.fill(slot, used);
+        self.send_book.fill(slot, self.sends.next(), used);
         // There is room: as many entries as slots, and the slot was free.
         let ring = self.memory.send_ring();
         self.sends.stage(ring, &[slot.encode()]);
@@ -488,7 +489,8 @@ impl Port {
             len: buffer.token_len(),
         };
         token.store(&self.memory.client().receive_slots()[slot.slot as usize]);
-        self.receive_book.fill(slot, buffer, priority);
+        self.receive_book
+            .fill(slot, self.provides.next(), buffer, priority);
         // There is room: as many entries as slots, and the slot was free.
         let ring = self.memory.provide_ring();
         self.provides.stage(ring, &[slot.encode()]);

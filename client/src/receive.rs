@@ -2,8 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
-use portolan_abi::event::{Event as Entry, EventKind, Outcome};
+use portolan_abi::event::{Event as Entry, EventKind};
 use portolan_abi::port::state;
+use portolan_abi::ring::ConsumerCursor;
+use portolan_abi::token::TokenRef;
 
 use crate::error::PortError;
 use crate::event::{Event, Message, SendHandle};
@@ -54,10 +56,14 @@ impl Port {
             return Ok(Some(report));
         }
         let header = self.memory.engine().header();
-        let faults = header.faults_recovered.load(Ordering::Relaxed);
+        // SYNC(inventory): after the count, what the engine found.
+        let faults = header.faults_recovered.load(Ordering::Acquire);
         // SYNC(port-state): after CLOSED, every event that will ever come is in the ring.
         let word = header.state.load(Ordering::Acquire);
         if faults != self.faults_seen {
+            if let Some(event) = self.next_after_fault(faults) {
+                return Ok(Some(event));
+            }
             self.faults_seen = faults;
             if self.report_faults {
                 return Ok(Some(Event::FaultRecovered(faults)));
@@ -75,11 +81,14 @@ impl Port {
     }
 
     /// The next entry of the event ring that concerns the application.
-    fn poll_ring(&mut self) -> Option<Event> {
+    pub(crate) fn poll_ring(&mut self) -> Option<Event> {
         let mut waiting = match self.received.available(self.memory.event_ring()) {
             Ok(waiting) => waiting,
-            Err(_) => {
+            Err(jump) => {
+                // What was in the ring is written over. A sound engine goes on from here.
                 self.anomalies += 1;
+                self.received = ConsumerCursor::new(jump.claimed);
+                self.received.release(self.memory.event_ring());
                 return None;
             }
         };
@@ -135,31 +144,34 @@ impl Port {
                     verified: false,
                 }))
             }
-            EventKind::Sent(outcome) => self.ended(&entry, outcome),
+            EventKind::Sent(outcome) => {
+                let token = TokenRef {
+                    slot: entry.slot,
+                    generation: entry.generation,
+                };
+                self.ended(token, Status::from_outcome(outcome))
+            }
             EventKind::Offered(offered) => self.offered(&entry, &offered),
         }
     }
 
     /// A send slot's use is over.
-    fn ended(&mut self, entry: &Entry, outcome: Outcome) -> Option<Event> {
-        let ended = self.send_book.end(entry.slot, entry.generation);
+    pub(crate) fn ended(&mut self, token: TokenRef, status: Status) -> Option<Event> {
+        let TokenRef { slot, generation } = token;
+        let ended = self.send_book.end(slot, generation);
         // A slot may be free.
         self.send_answers();
         match ended {
             Some(Use::Send(mut send)) => {
-                let status = Status::from_outcome(outcome);
                 if let Some(book) = &mut self.integrity {
-                    book.uncover(entry.slot, &mut send);
-                    book.ended(entry.slot, status);
+                    book.uncover(slot, &mut send);
+                    book.ended(slot, status);
                 }
-                let handle = SendHandle {
-                    slot: entry.slot,
-                    generation: entry.generation,
-                };
+                let handle = SendHandle { slot, generation };
                 Some(Event::Sent(send.end(handle, status)))
             }
             Some(Use::Note) => {
-                self.note_ended(entry, Status::from_outcome(outcome));
+                self.note_ended(token, status);
                 None
             }
             Some(Use::Command | Use::Answer) => None,
@@ -210,8 +222,7 @@ impl Port {
             .is_ok_and(|waiting| waiting > 0)
             || header.state.load(Ordering::Acquire) as u32 == state::CLOSED
             || self.has_report()
-            || (self.report_faults
-                && header.faults_recovered.load(Ordering::Relaxed) != self.faults_seen)
+            || header.faults_recovered.load(Ordering::Relaxed) != self.faults_seen
             || self.alarms.any_due()
     }
 

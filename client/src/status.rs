@@ -51,6 +51,8 @@ pub enum Reason {
     OwnPortClosed,
     /// The daemon went away before the send ended.
     DaemonGone,
+    /// A damaged engine died without saying how it ended.
+    Lost,
     /// A reason that this version of the library does not know.
     Unknown(u8),
 }
@@ -131,6 +133,7 @@ impl fmt::Display for Reason {
             Self::BadToken => "the engine did not accept the token",
             Self::OwnPortClosed => "the sending port was closed",
             Self::DaemonGone => "the daemon went away",
+            Self::Lost => "a damaged engine died without saying how it ended",
             Self::Unknown(code) => return write!(f, "reason {code}, unknown to this library"),
         };
         f.write_str(text)

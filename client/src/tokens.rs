@@ -50,6 +50,8 @@ pub(crate) enum Use {
 #[derive(Debug)]
 struct SendSlot {
     generation: u32,
+    /// The send ring's index it was given at.
+    given_at: u32,
     used: Use,
 }
 
@@ -72,6 +74,7 @@ impl SendBook {
             slots: (0..slots)
                 .map(|_| SendSlot {
                     generation: 0,
+                    given_at: 0,
                     used: Use::Free,
                 })
                 .collect(),
@@ -111,8 +114,8 @@ impl SendBook {
         })
     }
 
-    /// Uses the slot that [`Self::next`] named.
-    pub(crate) fn fill(&mut self, token: TokenRef, used: Use) {
+    /// Uses the slot that [`Self::next`] named; `given_at` is the index it gets in the send ring.
+    pub(crate) fn fill(&mut self, token: TokenRef, given_at: u32, used: Use) {
         self.free.pop();
         match used {
             Use::Send(_) => self.out += 1,
@@ -121,7 +124,22 @@ impl SendBook {
         }
         let state = &mut self.slots[token.slot as usize];
         state.generation = token.generation;
+        state.given_at = given_at;
         state.used = used;
+    }
+
+    /// A slot in use that an engine has had since before `given_until` and does not hold.
+    pub(crate) fn lost(&self, given_until: u32, held: impl Fn(u32) -> bool) -> Option<TokenRef> {
+        let is_lost = |(slot, state): &(u32, &SendSlot)| {
+            !matches!(state.used, Use::Free)
+                && is_before(state.given_at, given_until)
+                && !held(*slot)
+        };
+        let (slot, state) = (0..).zip(&self.slots).find(is_lost)?;
+        Some(TokenRef {
+            slot,
+            generation: state.generation,
+        })
     }
 
     /// Is this send still under way?
@@ -167,6 +185,8 @@ impl SendBook {
 #[derive(Debug)]
 struct ReceiveSlot {
     generation: u32,
+    /// The provide ring's index it was given at.
+    given_at: u32,
     priority: Priority,
     buffer: Option<Buffer>,
 }
@@ -187,6 +207,7 @@ impl ReceiveBook {
             slots: (0..slots)
                 .map(|_| ReceiveSlot {
                     generation: 0,
+                    given_at: 0,
                     priority: Priority::Low,
                     buffer: None,
                 })
@@ -215,11 +236,18 @@ impl ReceiveBook {
         })
     }
 
-    /// Uses the slot that [`Self::next`] named.
-    pub(crate) fn fill(&mut self, token: TokenRef, buffer: Buffer, priority: Priority) {
+    /// Uses the slot that [`Self::next`] named; `given_at` is the index it gets in the provide ring.
+    pub(crate) fn fill(
+        &mut self,
+        token: TokenRef,
+        given_at: u32,
+        buffer: Buffer,
+        priority: Priority,
+    ) {
         self.free.pop();
         let state = &mut self.slots[token.slot as usize];
         state.generation = token.generation;
+        state.given_at = given_at;
         state.priority = priority;
         state.buffer = Some(buffer);
     }
@@ -240,10 +268,29 @@ impl ReceiveBook {
         Some((state.buffer.take()?, state.priority))
     }
 
+    /// Takes back a buffer that an engine has had since before `given_until` and does not hold.
+    pub(crate) fn end_lost(
+        &mut self,
+        given_until: u32,
+        held: impl Fn(u32) -> bool,
+    ) -> Option<(Buffer, Priority)> {
+        let is_lost = |(slot, state): &(u32, &ReceiveSlot)| {
+            state.buffer.is_some() && is_before(state.given_at, given_until) && !held(*slot)
+        };
+        let (slot, state) = (0..).zip(&self.slots).find(is_lost)?;
+        let generation = state.generation;
+        self.end(slot, generation, 0)
+    }
+
     /// Ends any, for a port that is no more.
     pub(crate) fn end_any(&mut self) -> Option<Buffer> {
         self.slots.iter_mut().find_map(|s| s.buffer.take())
     }
+}
+
+/// Is one index of a ring before another? As long as they are less than 2³¹ apart; an older one may look younger, which nobody minds.
+pub(crate) fn is_before(index: u32, other: u32) -> bool {
+    (index.wrapping_sub(other) as i32) < 0
 }
 
 /// Grows by one per use, never 0.
@@ -270,11 +317,11 @@ mod tests {
     fn books_only_believe_names_they_gave() {
         let mut book = SendBook::new(2, 1, 0);
         let token = book.next(false).unwrap();
-        book.fill(token, send());
+        book.fill(token, 0, send());
         assert_eq!((book.out(), book.available()), (1, 0));
         assert!(book.next(false).is_none());
         let command = book.next(true).unwrap();
-        book.fill(command, Use::Command);
+        book.fill(command, 1, Use::Command);
         assert!(book.next(true).is_none());
         assert!(book.end(7, 1).is_none());
         assert!(book.end(token.slot, token.generation + 1).is_none());

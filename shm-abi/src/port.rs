@@ -130,6 +130,30 @@ pub struct EngineHeader {
     /// Event ring's producer index: **the commit point**. Engine.
     pub event_producer: AtomicU32,
     pad3: [u32; 15],
+    /// What the last engine that took over found. Engine.
+    pub inventory: Inventory,
+}
+
+/// The tokens that an engine found to be its own when it took over. A token that the application gave to an earlier engine, that is not
+/// here, and that no event gave back was lost in a damaged engine: the application has it back.
+///
+/// Valid if [`Self::of`] is the same before and after the rest is read.
+#[repr(C, align(64))]
+pub struct Inventory {
+    /// The takeover it belongs to: the value that `faults_recovered` then gets; 0: none, or being written.
+    pub of: AtomicU32,
+    /// Send ring's consumer index: entries before it are judged here.
+    pub sends: AtomicU32,
+    /// Provide ring's consumer index, likewise.
+    pub provides: AtomicU32,
+    /// Event ring's producer index: what earlier engines said is before it.
+    pub events: AtomicU32,
+    pad0: [u32; 12],
+    /// Send slots under way, a bit for each.
+    pub sends_held: [AtomicU64; MAX_SEND_TOKENS as usize / 64],
+    pad1: [u64; 4],
+    /// Receive slots with a buffer, a bit for each.
+    pub receives_held: [AtomicU64; MAX_RECEIVE_TOKENS as usize / 64],
 }
 
 #[cfg(not(loom))]
@@ -144,7 +168,7 @@ const _: () = {
     assert!(offset_of!(ClientHeader, event_consumer) == 128);
     assert!(offset_of!(ClientHeader, waiting) == 192);
     assert!(offset_of!(ClientHeader, alarm_at) == 200);
-    assert!(size_of::<EngineHeader>() == 256);
+    assert!(size_of::<EngineHeader>() == 512 && size_of::<EngineHeader>() <= PAGE);
     assert!(offset_of!(EngineHeader, magic) == 0);
     assert!(offset_of!(EngineHeader, version) == 8);
     assert!(offset_of!(EngineHeader, send_tokens) == 12);
@@ -159,6 +183,14 @@ const _: () = {
     assert!(offset_of!(EngineHeader, send_consumer) == 128);
     assert!(offset_of!(EngineHeader, provide_consumer) == 132);
     assert!(offset_of!(EngineHeader, event_producer) == 192);
+    assert!(offset_of!(EngineHeader, inventory) == 256);
+    assert!(size_of::<Inventory>() == 256);
+    assert!(offset_of!(Inventory, of) == 0);
+    assert!(offset_of!(Inventory, sends) == 4);
+    assert!(offset_of!(Inventory, provides) == 8);
+    assert!(offset_of!(Inventory, events) == 12);
+    assert!(offset_of!(Inventory, sends_held) == 64);
+    assert!(offset_of!(Inventory, receives_held) == 128);
 };
 
 /// What fixes the layout of a port. Both sides compute it from numbers the supervisor vouches for.

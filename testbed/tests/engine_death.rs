@@ -13,8 +13,8 @@ use harness::crowd::{all_go_on, all_is_well, begin, kill, talk};
 use harness::exchange::{exchange_counting, options};
 use harness::talker::Talking;
 use harness::{Cluster, STEP, until};
-use portolan::Address;
-use portolan_abi::ledger::LedgerGeometry;
+use portolan::{Address, Event, Priority, Reason, SendOptions, Status};
+use portolan_abi::ledger::{LedgerGeometry, ReceiveRecord, SendRecord, pair, unpair};
 use portolan_abi::memory::LedgerMapping;
 use portolan_testbed::{Daemon, Encap, Lab};
 use rustix::process::{Pid, Signal, kill_process};
@@ -253,4 +253,97 @@ fn an_epoch_that_cannot_be_true_is_not_gone_on_from() {
         all_go_on(&mut all);
     }
     all_is_well(all);
+}
+
+// An engine that went wrong before it died has ended the tokens of a port in its ledger without a word to the application: buffers that nobody
+// fills, sends that nobody knows of. Expect: the sends end as perhaps delivered, the buffers take messages again, and the port's stream goes
+// on.
+#[test]
+fn tokens_that_a_damaged_engine_lost_come_back() {
+    const BUFFERS: usize = 8;
+    const SENDS: u64 = 4;
+    let cluster = Cluster::start_managed(Lab::builder());
+    let daemon = cluster.daemon(1);
+    let ledger = daemon.manager().unwrap().stored_fd("ledger-0").unwrap();
+    let mapping = LedgerMapping::map(&ledger, geometry_of(&ledger)).unwrap();
+    let (receives, sends) = (mapping.ledger().receives(9), mapping.ledger().sends(9));
+    let mut ports = [1, 2].map(|node| cluster.open(node, options(9, 4096)));
+    let [one, two] = &mut ports;
+    let addresses = [one.address(), two.address()];
+    let provide = |port: &mut portolan::Port| {
+        let buffer = port.allocate(4096).unwrap();
+        port.provide_receive_buffer(buffer, Priority::Low).unwrap();
+    };
+    (0..BUFFERS).for_each(|_| provide(one));
+    for tag in 0..SENDS {
+        // Nobody has a buffer for them.
+        let options = SendOptions {
+            tag,
+            ..SendOptions::default()
+        };
+        one.send_bytes(addresses[1], &[1; 1000], options).unwrap();
+    }
+    let out = || receives.iter().filter(|fact| is_out(fact));
+    let under_way = || {
+        let tag = |send: &&SendRecord| send.tag.load(Ordering::Acquire) != 0;
+        sends.iter().filter(tag)
+    };
+    until("the engine has every token", STEP, || {
+        (out().count() == BUFFERS && under_way().count() == SENDS as usize).then_some(())
+    });
+
+    let engine = daemon.engine_pids().unwrap()[0];
+    kill_process(Pid::from_raw(engine).unwrap(), Signal::STOP).unwrap();
+    for fact in out() {
+        let (_, taken) = unpair(fact.load(Ordering::Acquire));
+        fact.store(pair(taken, taken), Ordering::Release);
+    }
+    for send in under_way() {
+        send.tag.store(0, Ordering::Release);
+    }
+    kill(engine);
+    wait_replaced(daemon, &[engine]);
+
+    for tag in 0..SENDS {
+        let event = one.blocking_receive(STEP).unwrap();
+        let Some(Event::Sent(sent)) = event else {
+            panic!("{event:?}");
+        };
+        assert_eq!(
+            (sent.tag, sent.status),
+            (tag, Status::MaybeDelivered(Reason::Lost))
+        );
+    }
+    assert_eq!(one.buffers_provided() as usize, BUFFERS);
+    assert_eq!(one.anomalies(), BUFFERS as u64 + SENDS);
+    for tag in 0..2 * BUFFERS as u64 {
+        let options = SendOptions {
+            tag,
+            ..SendOptions::default()
+        };
+        two.send_bytes(addresses[0], &[tag as u8; 1000], options)
+            .unwrap();
+        let event = one.blocking_receive(STEP).unwrap();
+        let Some(Event::Received(message)) = event else {
+            panic!("{event:?}");
+        };
+        assert_eq!((message.tag(), message[0]), (tag, tag as u8));
+        one.provide_receive_buffer(message.into_buffer(), Priority::Low)
+            .unwrap();
+    }
+    provide(two);
+    one.send_bytes(addresses[1], &[2; 1000], SendOptions::default())
+        .unwrap();
+    let came =
+        std::iter::from_fn(|| two.blocking_receive(STEP).unwrap()).find_map(|event| match event {
+            Event::Received(message) => Some(message[0]),
+            _ => None,
+        });
+    assert_eq!(came, Some(2));
+}
+
+/// Has the engine this receive token?
+fn is_out(fact: &ReceiveRecord) -> bool {
+    let (consumed, taken) = unpair(fact.load(Ordering::Acquire));
+    consumed != taken
 }

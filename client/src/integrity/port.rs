@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use portolan_abi::event::Event as Entry;
-use portolan_abi::token::{FLAG_ACK_LAZY, FLAG_INLINE, INLINE_BYTES, Opcode, SendToken};
+use portolan_abi::token::{FLAG_ACK_LAZY, FLAG_INLINE, INLINE_BYTES, Opcode, SendToken, TokenRef};
 
 use crate::alarm::{deadline_ns, now_ns};
 use crate::arena::Buffer;
@@ -148,9 +148,9 @@ impl Port {
     }
 
     /// A note's slot is free again.
-    pub(crate) fn note_ended(&mut self, entry: &Entry, status: Status) {
+    pub(crate) fn note_ended(&mut self, token: TokenRef, status: Status) {
         if let Some(book) = &mut self.integrity {
-            book.note_ended(entry.slot, entry.generation, status);
+            book.note_ended(token.slot, token.generation, status);
         }
     }
 

@@ -114,6 +114,52 @@ impl FakePort {
         }
     }
 
+    /// Takes over as the next engine, and finds these slots in its hands.
+    pub fn take_over(&self, sends: &[u32], receives: &[u32]) {
+        let header = self.engine.header();
+        let (found, of) = (
+            &header.inventory,
+            header.faults_recovered.load(Ordering::Relaxed) + 1,
+        );
+        let bits = |slots: &[u32], word: u32| -> u64 {
+            let here = slots.iter().filter(|slot| **slot / 64 == word);
+            here.fold(0, |bits, slot| bits | 1 << (slot % 64))
+        };
+        found.of.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        found.sends.store(self.sends.next(), Ordering::Relaxed);
+        found
+            .provides
+            .store(self.provides.next(), Ordering::Relaxed);
+        found
+            .events
+            .store(self.completions.next(), Ordering::Relaxed);
+        for (at, word) in (0..).zip(&found.sends_held) {
+            word.store(bits(sends, at), Ordering::Relaxed);
+        }
+        for (at, word) in (0..).zip(&found.receives_held) {
+            word.store(bits(receives, at), Ordering::Relaxed);
+        }
+        found.of.store(of, Ordering::Release);
+        header.faults_recovered.store(of, Ordering::Release);
+        self.ring();
+    }
+
+    /// Says that it has written events that it has not.
+    pub fn jump(&mut self, by: u32) {
+        self.completions = ProducerCursor::new(self.completions.next().wrapping_add(by));
+        self.completions
+            .publish(self.engine.event_ring(&self.client));
+        self.ring();
+    }
+
+    /// Names and places of the buffers it was offered.
+    pub fn offers(&mut self) -> Vec<(u32, u64)> {
+        self.take();
+        let place = |(slot, token): &(TokenRef, ReceiveToken)| (slot.slot, token.arena_offset);
+        self.offered.iter().map(place).collect()
+    }
+
     /// Puts any words into the event ring.
     pub fn push_words(&mut self, words: &[u64; 8]) {
         let ring = self.engine.event_ring(&self.client);
@@ -271,6 +317,24 @@ impl FakePort {
             self.alarm_fired = at;
             rustix::io::write(&self.events, &1u64.to_ne_bytes()).unwrap();
         }
+    }
+}
+
+/// A message of one port of this node to another came into this buffer.
+pub fn received(into: TokenRef, len: u32) -> Event {
+    Event {
+        kind: EventKind::Received,
+        priority: 0,
+        slot: into.slot,
+        generation: into.generation,
+        len,
+        total: len,
+        node: NODE,
+        port: 11,
+        record: 0,
+        epoch: 1,
+        number: 1,
+        tag: 0,
     }
 }
 

@@ -27,7 +27,7 @@ mod engine;
 
 // Each test file that includes this module uses its own part of it.
 #[allow(unused_imports)]
-pub use engine::{DELIVERED, FakePort, not_delivered};
+pub use engine::{DELIVERED, FakePort, not_delivered, received};
 
 pub const NODE: u16 = 1;
 pub const SECOND: Duration = Duration::from_secs(1);

@@ -116,6 +116,8 @@ points! {
     SkipTaken,
     /// Take over: a tag's number counts as used.
     RestoreNext,
+    /// Take over: a word of the inventory.
+    Inventory,
     /// Take over: the application's count of takeovers.
     CountRecovery,
 }

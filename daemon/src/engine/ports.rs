@@ -12,19 +12,19 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use portolan_abi::PORTS;
 use portolan_abi::doorbell;
 use portolan_abi::event::{EVENT_WORDS, Event, EventKind};
 use portolan_abi::ledger::Ledger;
 use portolan_abi::memory::{ClientHalf, EngineHalf};
-use portolan_abi::port::{CloseReason, PortGeometry, state};
+use portolan_abi::port::{CloseReason, Inventory, PortGeometry, state};
 use portolan_abi::ring::{ConsumerCursor, ProducerCursor, SharedRing};
 use portolan_abi::token::{BadToken, SendToken, TokenRef, Untrusted};
 use portolan_transport::ident::Nanos;
 
-use super::buffers::Buffers;
+use super::buffers::{Buffers, bits};
 use super::commit;
 use super::commit_point::{Point, crash_point};
 use super::questions::Questions;
@@ -510,14 +510,38 @@ impl Port {
         self.ring();
     }
 
-    /// Level-triggered: an engine took over.
+    /// Level-triggered: an engine took over. Before it says so it says what it found ([`Inventory`]).
     pub(super) fn count_recovery(&self) {
-        let word = &self.engine.header().faults_recovered;
+        let count = &self.engine.header().faults_recovered;
+        let recoveries = count.load(Ordering::Relaxed).wrapping_add(1);
+        self.take_inventory(&self.engine.header().inventory, recoveries);
         crash_point(Point::CountRecovery);
-        word.store(
-            word.load(Ordering::Relaxed).wrapping_add(1),
-            Ordering::Release,
-        );
+        count.store(recoveries, Ordering::Release);
+    }
+
+    fn take_inventory(&self, inventory: &Inventory, of: u32) {
+        let store = |word: &AtomicU32, value| {
+            crash_point(Point::Inventory);
+            word.store(value, Ordering::Relaxed);
+        };
+        // SYNC(inventory): whoever reads any of it while it changes sees that.
+        store(&inventory.of, 0);
+        fence(Ordering::Release);
+        store(&inventory.sends, self.send_cursor.next());
+        store(&inventory.provides, self.provide_cursor.next());
+        store(&inventory.events, self.event_cursor.next());
+        let sends = self.sends.chunks(u64::BITS as usize);
+        let sends = sends.map(|slots| bits(slots.iter().map(|sending| sending.generation != 0)));
+        for (word, held) in inventory.sends_held.iter().zip(sends) {
+            crash_point(Point::Inventory);
+            word.store(held, Ordering::Relaxed);
+        }
+        for (word, held) in inventory.receives_held.iter().zip(self.buffers.out()) {
+            crash_point(Point::Inventory);
+            word.store(held, Ordering::Relaxed);
+        }
+        crash_point(Point::Inventory);
+        inventory.of.store(of, Ordering::Release);
     }
 
     /// Says that the engine is about to sleep; the caller fences and looks at the rings again.

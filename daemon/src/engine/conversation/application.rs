@@ -1,5 +1,7 @@
 //! An application that follows the rules, sends what its script says, and notices when somebody else does not.
 
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
 use portolan_abi::event::{Certainty, Event, EventKind, Outcome};
 use portolan_abi::memory::{ClientHalf, EngineHalf};
 use portolan_abi::ring::{ConsumerCursor, ProducerCursor};
@@ -44,6 +46,9 @@ pub struct Application {
     /// Generation of each slot, and what is out in it: a message of the script, or a command.
     send_slots: [(u32, Option<Sent>); TOKENS as usize],
     receive_slots: [(u32, bool); TOKENS as usize],
+    /// The ring's index at which each slot was last given to an engine.
+    sends_given: [u32; TOKENS as usize],
+    receives_given: [u32; TOKENS as usize],
     peer: u16,
     pub script: Vec<Message>,
     pub fates: Vec<Fate>,
@@ -92,6 +97,8 @@ impl Application {
             events: ConsumerCursor::new(0),
             send_slots: [(u32::MAX - 1, None); TOKENS as usize],
             receive_slots: [(u32::MAX - 1, false); TOKENS as usize],
+            sends_given: [0; TOKENS as usize],
+            receives_given: [0; TOKENS as usize],
             peer,
             script: script.to_vec(),
             fates: vec![Fate::Unsent; script.len()],
@@ -228,6 +235,7 @@ impl Application {
         let ring = self.client.send_ring(&self.engine);
         assert!(self.sends.free(ring) > 0, "no room for a token we have");
         let entry = TokenRef { slot, generation };
+        self.sends_given[slot as usize] = self.sends.next();
         self.sends.stage(ring, &[entry.encode()]);
         self.sends.publish(ring);
     }
@@ -250,8 +258,34 @@ impl Application {
         let ring = self.client.provide_ring(&self.engine);
         assert!(self.provides.free(ring) > 0, "no room for a token we have");
         let entry = TokenRef { slot, generation };
+        self.receives_given[slot as usize] = self.provides.next();
         self.provides.stage(ring, &[entry.encode()]);
         self.provides.publish(ring);
+    }
+
+    /// By the last engine's inventory, no token is lost: what was given to an earlier engine, and no event gave back, it holds. Called when
+    /// every event was read.
+    fn nothing_is_lost(&self) {
+        let header = self.engine.header();
+        let found = &header.inventory;
+        let of = found.of.load(Ordering::Relaxed);
+        if of == 0 || of != header.faults_recovered.load(Ordering::Relaxed) {
+            return;
+        }
+        let judged = |given: u32, until: &AtomicU32| {
+            (given.wrapping_sub(until.load(Ordering::Relaxed)) as i32) < 0
+        };
+        let held = |words: &[AtomicU64], slot| words[0].load(Ordering::Relaxed) >> slot & 1 == 1;
+        for slot in 0..TOKENS as usize {
+            let out = self.send_slots[slot].1.is_some();
+            let lost =
+                judged(self.sends_given[slot], &found.sends) && !held(&found.sends_held, slot);
+            assert!(!(out && lost), "send slot {slot} is called lost");
+            let out = self.receive_slots[slot].1;
+            let lost = judged(self.receives_given[slot], &found.provides)
+                && !held(&found.receives_held, slot);
+            assert!(!(out && lost), "receive slot {slot} is called lost");
+        }
     }
 
     /// Takes every event there is.
@@ -269,6 +303,7 @@ impl Application {
                 EventKind::Offered(_) => panic!("it never asked to be asked"),
             }
         }
+        self.nothing_is_lost();
     }
 
     fn sent(&mut self, event: &Event, end: Outcome) {

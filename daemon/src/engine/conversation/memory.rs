@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use portolan_abi::event::{Event, EventKind};
 use portolan_abi::ledger::{LedgerGeometry, LedgerHeader};
 use portolan_abi::memory::{ClientHalf, EngineHalf, LedgerMapping, Mapping, create_sealed};
-use portolan_abi::port::{EngineHeader, PortGeometry};
+use portolan_abi::port::{EngineHeader, Inventory, PortGeometry};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::super::crossing::{CROSSING_BYTES, SLOT_BYTES, SLOTS};
@@ -217,18 +217,23 @@ impl Memory {
         changed
     }
 
-    /// What matters of an image beyond the life it was taken in: not how many engines there were.
+    /// What matters of an image beyond the life it was taken in: not how many engines there were, nor what the last one found.
     pub fn essence(&self, image: &Image) -> Image {
         let mut essence = image.clone();
-        let counts = [
+        let apart = [
             self.ledger_words
                 .words(offset_of!(LedgerHeader, engine_epoch), 1),
             self.engine_words
                 .words(offset_of!(EngineHeader, faults_recovered), 1),
+            self.engine_words.words(
+                offset_of!(EngineHeader, inventory),
+                size_of::<Inventory>() / 8,
+            ),
         ]
-        .map(<[AtomicU64]>::as_ptr);
+        .map(<[AtomicU64]>::as_ptr_range);
         for (word, value) in self.regions().flatten().zip(&mut essence) {
-            if counts.contains(&std::ptr::from_ref(word)) {
+            let word = std::ptr::from_ref(word);
+            if apart.iter().any(|range| range.contains(&word)) {
                 *value = 0;
             }
         }
