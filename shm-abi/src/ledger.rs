@@ -383,7 +383,17 @@ impl<'m> Ledger<'m> {
 
     /// Fills in a fresh, zeroed ledger's header; magic last. Supervisor.
     pub fn initialise(&self, incarnation: u64) {
+        self.header().stream_epoch_next.store(1, Ordering::Relaxed);
+        self.mend(incarnation);
+    }
+
+    /// Writes the supervisor's own words of the header again, magic last. False if they are as they should be: an engine has no business
+    /// with them, but one that goes wrong can write anywhere in its ledger.
+    pub fn mend(&self, incarnation: u64) -> bool {
         let header = self.header();
+        if self.is_valid() && header.incarnation.load(Ordering::Relaxed) == incarnation {
+            return false;
+        }
         let g = &self.geometry;
         header
             .version
@@ -395,9 +405,9 @@ impl<'m> Ledger<'m> {
             .streams
             .store(pair(g.receive_streams, g.send_streams), Ordering::Relaxed);
         header.incarnation.store(incarnation, Ordering::Relaxed);
-        header.stream_epoch_next.store(1, Ordering::Relaxed);
         // SYNC(ledger-magic)
         header.magic.store(LEDGER_MAGIC, Ordering::Release);
+        true
     }
 
     /// Does the header agree with this geometry and version?

@@ -405,26 +405,55 @@ impl EngineHalf {
 
     /// Fills in a fresh, zeroed half's header; magic last. Supervisor.
     pub fn initialise(&self, node: u16, port: u16) {
-        let header = self.header();
-        header
-            .version
-            .store(crate::PORT_ABI_VERSION, Ordering::Relaxed);
-        header
-            .send_tokens
-            .store(self.geometry.send_tokens, Ordering::Relaxed);
-        header
-            .receive_tokens
-            .store(self.geometry.receive_tokens, Ordering::Relaxed);
-        header
-            .arena_bytes
-            .store(self.geometry.arena_bytes, Ordering::Relaxed);
-        header.port.store(u32::from(port), Ordering::Relaxed);
-        header.node.store(u32::from(node), Ordering::Relaxed);
-        header
+        self.header()
             .state
             .store(u64::from(crate::port::state::OPENING), Ordering::Relaxed);
+        self.write_names(node, port);
+    }
+
+    /// The supervisor's words of the header, magic last.
+    fn write_names(&self, node: u16, port: u16) {
+        let (header, geometry) = (self.header(), &self.geometry);
+        let store = |word: &AtomicU32, value| word.store(value, Ordering::Relaxed);
+        store(&header.version, crate::PORT_ABI_VERSION);
+        store(&header.send_tokens, geometry.send_tokens);
+        store(&header.receive_tokens, geometry.receive_tokens);
+        header
+            .arena_bytes
+            .store(geometry.arena_bytes, Ordering::Relaxed);
+        store(&header.port, u32::from(port));
+        store(&header.node, u32::from(node));
         // SYNC(port-magic)
         header.magic.store(PORT_MAGIC, Ordering::Release);
+    }
+
+    /// Writes the supervisor's words again where an engine that went wrong has written over them. False if they are as they should be, which
+    /// is found without mapping anything.
+    pub fn mend(
+        fd: BorrowedFd<'_>,
+        geometry: PortGeometry,
+        node: u16,
+        port: u16,
+    ) -> io::Result<bool> {
+        let mut wanted = [0; 36];
+        wanted[..8].copy_from_slice(&PORT_MAGIC.to_ne_bytes());
+        let halves = [
+            crate::PORT_ABI_VERSION,
+            geometry.send_tokens,
+            geometry.receive_tokens,
+            u32::from(port),
+        ];
+        for (at, half) in (8..).step_by(4).zip(halves) {
+            wanted[at..at + 4].copy_from_slice(&half.to_ne_bytes());
+        }
+        wanted[24..32].copy_from_slice(&geometry.arena_bytes.to_ne_bytes());
+        wanted[32..].copy_from_slice(&u32::from(node).to_ne_bytes());
+        let mut found = [0; 36];
+        if rustix::io::pread(fd, &mut found, 0)? == wanted.len() && found == wanted {
+            return Ok(false);
+        }
+        Self::map(fd, geometry, true)?.write_names(node, port);
+        Ok(true)
     }
 
     /// Is this the engine half of a port of this geometry, in a version we speak?

@@ -255,6 +255,50 @@ fn an_epoch_that_cannot_be_true_is_not_gone_on_from() {
     all_is_well(all);
 }
 
+// An engine that went wrong before it died has written over what its supervisor wrote into its ledger and into a port's memory, by which every
+// engine knows them. Expect: the standby that was there takes over, and the next ones find both as they should be; nobody notices more
+// than two deaths.
+#[test]
+fn what_the_supervisor_wrote_is_written_again() {
+    let cluster = Cluster::start_managed(Lab::builder());
+    let daemon = cluster.daemon(1);
+    let mut all = vec![
+        talk(&cluster, (1, 10), &[(2, 10)]),
+        talk(&cluster, (2, 10), &[(1, 10)]),
+    ];
+    begin(&mut all);
+    let manager = daemon.manager().unwrap();
+    let ledger = manager.stored_fd("ledger-0").unwrap();
+    let mapping = LedgerMapping::map(&ledger, geometry_of(&ledger)).unwrap();
+    let header = mapping.ledger().header();
+    let name = (manager.stored().into_iter())
+        .find(|name| name.starts_with("port-10-") && name.ends_with("-engine"));
+    let half = manager.stored_fd(&name.expect("its memory")).unwrap();
+    let engine = daemon.engine_pids().unwrap()[0];
+    kill_process(Pid::from_raw(engine).unwrap(), Signal::STOP).unwrap();
+    for word in [
+        &header.magic,
+        &header.version,
+        &header.peers_frames,
+        &header.streams,
+        &header.incarnation,
+    ] {
+        word.store(0x5555_5555_5555_5555, Ordering::Release);
+    }
+    assert_eq!(rustix::io::pwrite(&half, &[0x55; 36], 0).unwrap(), 36);
+    kill(engine);
+    wait_replaced(daemon, &[engine]);
+    let ready = |status: &serde_json::Value| status["engines"][0]["standby"] == "ready";
+    daemon
+        .wait_status("another standby is ready", BACK, ready)
+        .unwrap();
+    let engine = daemon.engine_pids().unwrap()[0];
+    kill(engine);
+    wait_replaced(daemon, &[engine]);
+    all_go_on(&mut all);
+    all_is_well(all);
+}
+
 // An engine that went wrong before it died has ended the tokens of a port in its ledger without a word to the application: buffers that nobody
 // fills, sends that nobody knows of. Expect: the sends end as perhaps delivered, the buffers take messages again, and the port's stream goes
 // on.

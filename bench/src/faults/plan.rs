@@ -57,6 +57,9 @@ pub struct Options {
     /// The same with ports that do not ask for integrity
     #[arg(long, value_name = "N")]
     bitflips_plain: Option<u64>,
+    /// Always this bit, as a report names it, instead of random ones
+    #[arg(long, value_name = "ADDRESS:BIT", value_parser = flip_at)]
+    bitflip_at: Option<(u64, u32)>,
     /// Engines killed with so many ports open, from few to many: FTGM's Table 3
     #[arg(long, value_name = "N")]
     open_ports: Option<u64>,
@@ -171,8 +174,22 @@ impl Options {
             integrity: false,
             overrides: [(); 2].map(|()| self.overrides.clone()),
             seed: self.seed,
+            flip_at: self.bitflip_at,
         }
     }
+}
+
+/// From "0x4b397c:3".
+fn flip_at(text: &str) -> Result<(u64, u32), String> {
+    let parse = || {
+        let (address, bit) = text.split_once(':')?;
+        let address = u64::from_str_radix(address.trim_start_matches("0x"), 16).ok()?;
+        bit.parse()
+            .ok()
+            .filter(|bit| *bit < 8)
+            .map(|bit| (address, bit))
+    };
+    parse().ok_or_else(|| "wanted an address in the file and a bit, as in 0x4b397c:3".to_owned())
 }
 
 impl Item {

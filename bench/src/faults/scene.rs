@@ -58,6 +58,8 @@ pub struct Setting {
     pub overrides: [String; 2],
     /// Random choices follow from it.
     pub seed: u64,
+    /// The bit that every flip flips, if it is not a random one: address in the file and bit of the byte.
+    pub flip_at: Option<(u64, u32)>,
 }
 
 impl Setting {

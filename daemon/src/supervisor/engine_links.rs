@@ -29,6 +29,7 @@ impl Supervisor {
         let Some(engine) = self.engines.get(index) else {
             return;
         };
+        self.mend(index, engine);
         let start = ToEngine::Start(Box::new(self.engine_config(engine)));
         let mut fds = vec![
             Arc::clone(&engine.memory.ledger_fd),
@@ -59,6 +60,27 @@ impl Supervisor {
         messages.push((ToEngine::StandBy, Vec::new()));
         for (message, fds) in messages {
             self.tell_one(index, launch, &message, fds);
+        }
+    }
+
+    /// What an engine that went wrong has written over and is ours, is ours again: no successor could be started with it.
+    fn mend(&self, index: usize, engine: &Engine) {
+        let queue = engine.index;
+        if engine.memory.ledger.ledger().mend(self.incarnation) {
+            tracing::warn!(queue, "an engine wrote over the head of its ledger: mended");
+        }
+        for (port, served) in self.ports.iter() {
+            let Some(memory) = &served.memory else {
+                continue;
+            };
+            if self.config.engine_of(port) != index {
+                continue;
+            }
+            match memory.mend(self.config.node, port) {
+                Ok(false) => {}
+                Ok(true) => tracing::warn!(port, "an engine wrote over the port's head: mended"),
+                Err(error) => tracing::error!(port, %error, "the port's memory cannot be read"),
+            }
         }
     }
 

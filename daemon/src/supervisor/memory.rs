@@ -215,6 +215,14 @@ impl PortMemory {
         ]
     }
 
+    /// Writes our words in the engine half again if an engine that went wrong has written over them; says whether it had.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn mend(&self, node: u16, port: u16) -> io::Result<bool> {
+        EngineHalf::mend(self.engine_half.as_fd(), self.geometry, node, port)
+    }
+
     /// The descriptors for the engine.
     pub fn for_engine(&self) -> Vec<Arc<OwnedFd>> {
         self.fds(&self.engine_half, &self.event_doorbell[0])

@@ -42,6 +42,8 @@ const SILENT: Duration = Duration::from_secs(2);
 const READY: Duration = Duration::from_secs(10);
 /// Bound on a recovery.
 const RECOVERED: Duration = Duration::from_secs(10);
+/// Lines of a log that go into a report.
+const LOG_LINES: usize = 200;
 /// How long each engine is followed to learn what it executes.
 const FOLLOWED: Duration = Duration::from_secs(4);
 /// A watchdog that lets an engine be followed.
@@ -86,12 +88,18 @@ impl Snapshot {
     }
 }
 
-/// What both daemons say of themselves, and what their applications see.
+/// What both daemons say of themselves, the end of what they logged, and what their applications see.
 fn everything(scene: &Scene) -> Value {
     let reports = ["status", "peers", "ports", "counters"];
     let of = |node: u16| {
-        let node = scene.lab().node(node);
-        Value::from_iter(reports.map(|what| (what, node.report(what).unwrap_or_default())))
+        let said = reports.map(|what| {
+            let said = scene.lab().node(node).report(what);
+            (what, said.unwrap_or_default())
+        });
+        let log = scene.daemon(node).map(Daemon::log).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().rev().take(LOG_LINES).collect();
+        let log = ("log", lines.into_iter().rev().collect());
+        Value::from_iter(said.into_iter().chain([log]))
     };
     json!({ "nodes": NODES.map(of), "load": scene.load_report() })
 }
@@ -111,26 +119,38 @@ impl Flips<'_> {
             warm_up(&scene)?;
             let (mut harmed, mut sound) = (false, true);
             while table.flips < self.count && !harmed {
-                let (address, bit) = sites.pick(&mut random)?;
+                let (address, bit) = match self.setting.flip_at {
+                    Some(at) => at,
+                    None => sites.pick(&mut random)?,
+                };
                 let node = NODES[random.below(2) as usize];
                 let function = (program.functions.iter())
                     .find(|f| (f.address..f.address + f.bytes).contains(&address));
                 let name = function.map_or("?", |function| &function.name);
                 let what = format!("bit {bit} of {address:#x} ({name}) on node {node}");
-                let seen = self
-                    .flip(
-                        &scene,
-                        &program,
-                        node,
-                        address,
-                        bit,
-                        &mut table,
-                        &mut outcome,
-                    )
-                    .with_context(|| what.clone())?;
+                let seen = self.flip(
+                    &scene,
+                    &program,
+                    node,
+                    address,
+                    bit,
+                    &mut table,
+                    &mut outcome,
+                );
                 if cancel::requested() {
                     bail!("interrupted");
                 }
+                let seen = match seen {
+                    Ok(seen) => seen,
+                    Err(error) => {
+                        // Of an earlier one, perhaps. Another world is needed.
+                        outcome.note(format!("before {what}: {error:#}"));
+                        outcome.more.insert(what, everything(&scene));
+                        table.down += 1;
+                        sound = false;
+                        break;
+                    }
+                };
                 harmed =
                     seen.corrupted || seen.other || seen.host_crash || seen.silent || seen.down;
                 if harmed || seen.remote {
