@@ -38,6 +38,8 @@ pub struct EngineHost {
     pub now: Nanos,
     /// How long sends took.
     pub latencies: Latencies,
+    /// A message was committed in this round.
+    pub delivered: bool,
     /// The token the last engine died of.
     suspect: Suspect,
     /// A deadline for sends that name none, nanoseconds.
@@ -67,6 +69,7 @@ impl EngineHost {
             ports: PortTable::default(),
             suspect: Suspect::default(),
             latencies: Latencies::adopt(facts.ledger()),
+            delivered: false,
             facts,
             offers: 0,
             draining: false,
@@ -405,6 +408,7 @@ impl Host for EngineHost {
             return Err(MemoryFault);
         }
         commit::commit(ledger, port, delivery);
+        self.delivered = true;
         port.questions.committed(delivery.record, delivery.number);
         Ok(())
     }

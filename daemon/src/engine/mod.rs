@@ -188,7 +188,9 @@ impl Engine {
                 });
             }
         }
-        match self.waiter.after_loop(worked || self.path.blocked, now) {
+        let delivered = std::mem::take(&mut self.path.host.delivered);
+        let worked = worked || self.path.blocked;
+        match self.waiter.after_loop(worked, delivered, now) {
             Next::Loop => {}
             Next::Sleep => self.sleep(now)?,
         }

@@ -298,6 +298,7 @@ impl Endpoint {
             (message.long, message.granted, message.sent) = (true, 0, 0);
         }
         message.granted = message.granted.max(granted);
+        stream.hungry = true;
         (message.received, message.lost) = (true, false);
         let sent = message.sent;
         if stream.not_ready == Some(number) {

@@ -168,6 +168,8 @@ pub(super) struct SendStream {
     pub under_way: VecDeque<(u32, Range, Nanos)>,
     /// Some message may be marked `lost`.
     pub lost: bool,
+    /// Some long message before the cursor may have bytes granted that were not sent. Only a grant makes one so: a first chunk leaves none.
+    pub hungry: bool,
     /// What the receiver had when it wrote its newest answer, the answer's time stamp, and when that came.
     pub horizon: Nanos,
     pub written: Option<u32>,
@@ -212,6 +214,7 @@ impl SendStream {
             stalled: false,
             not_ready: None,
             starved: false,
+            hungry: false,
             paused: false,
             holding: false,
             closing: false,

@@ -329,9 +329,13 @@ impl StreamWriter<'_, '_, '_> {
                 }
             };
         }
+        if !stream.hungry {
+            return Turn::Nothing; // or every poll would look at the whole window
+        }
         let before = stream.cursor.wrapping_sub(stream.base) as usize;
         let hungry = |m: &Message| m.long && m.state == MessageState::Live && m.sent < m.granted;
         let Some(index) = stream.queue.iter().take(before).position(hungry) else {
+            stream.hungry = false;
             return Turn::Nothing;
         };
         let Some(message) = stream.queue.get(index) else {
