@@ -40,13 +40,6 @@ struct List {
     last: u32,
 }
 
-/// A word with a bit for each of up to 64 facts, the first in the lowest.
-pub(super) fn bits(facts: impl Iterator<Item = bool>) -> u64 {
-    facts
-        .zip(0..u64::BITS)
-        .fold(0, |word, (fact, bit)| word | u64::from(fact) << bit)
-}
-
 /// The receive tokens of one port.
 #[derive(Debug)]
 pub struct Buffers {
@@ -101,12 +94,6 @@ impl Buffers {
         };
         self.append(slot);
         true
-    }
-
-    /// The slots whose token is out, a bit for each, in words.
-    pub fn out(&self) -> impl Iterator<Item = u64> {
-        let words = self.slots.chunks(u64::BITS as usize);
-        words.map(|slots| bits(slots.iter().map(|buffer| buffer.place != Place::Absent)))
     }
 
     #[inline]

@@ -14,17 +14,17 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use portolan_abi::PORTS;
 use portolan_abi::doorbell;
 use portolan_abi::event::{EVENT_WORDS, Event, EventKind};
 use portolan_abi::ledger::Ledger;
 use portolan_abi::memory::{ClientHalf, EngineHalf};
-use portolan_abi::port::{CloseReason, Inventory, PortGeometry, state};
+use portolan_abi::port::{CloseReason, PortGeometry, state};
 use portolan_abi::ring::{ConsumerCursor, ProducerCursor, SharedRing};
 use portolan_abi::token::{BadToken, SendToken, TokenRef, Untrusted};
+use portolan_abi::{MAX_RECEIVE_TOKENS, MAX_SEND_TOKENS, PORTS};
 use portolan_transport::ident::Nanos;
 
-use super::buffers::{Buffers, bits};
+use super::buffers::Buffers;
 use super::commit;
 use super::commit_point::{Point, crash_point};
 use super::questions::Questions;
@@ -60,6 +60,29 @@ pub(super) enum Taken {
     Token(u32, SendToken),
     /// Slot and generation of a token whose content makes no sense.
     Refused(u32, u32),
+}
+
+/// Which tokens of a port an engine that takes over found to be its own: a bit for each slot.
+#[derive(Default)]
+pub(super) struct Held {
+    sends: [u64; MAX_SEND_TOKENS as usize / 64],
+    receives: [u64; MAX_RECEIVE_TOKENS as usize / 64],
+}
+
+impl Held {
+    pub fn send(&mut self, slot: u32) {
+        Self::set(&mut self.sends, slot);
+    }
+
+    pub fn receive(&mut self, slot: u32) {
+        Self::set(&mut self.receives, slot);
+    }
+
+    fn set(words: &mut [u64], slot: u32) {
+        if let Some(word) = words.get_mut(slot as usize / 64) {
+            *word |= 1 << (slot % 64);
+        }
+    }
 }
 
 /// What a port is made of; descriptors as the supervisor sent them.
@@ -510,16 +533,17 @@ impl Port {
         self.ring();
     }
 
-    /// Level-triggered: an engine took over. Before it says so it says what it found ([`Inventory`]).
-    pub(super) fn count_recovery(&self) {
+    /// Level-triggered: an engine took over. Before it says so it says what it found ([`portolan_abi::port::Inventory`]).
+    pub(super) fn count_recovery(&self, held: &Held) {
         let count = &self.engine.header().faults_recovered;
         let recoveries = count.load(Ordering::Relaxed).wrapping_add(1);
-        self.take_inventory(&self.engine.header().inventory, recoveries);
+        self.write_inventory(held, recoveries);
         crash_point(Point::CountRecovery);
         count.store(recoveries, Ordering::Release);
     }
 
-    fn take_inventory(&self, inventory: &Inventory, of: u32) {
+    fn write_inventory(&self, held: &Held, of: u32) {
+        let inventory = &self.engine.header().inventory;
         let store = |word: &AtomicU32, value| {
             crash_point(Point::Inventory);
             word.store(value, Ordering::Relaxed);
@@ -530,15 +554,11 @@ impl Port {
         store(&inventory.sends, self.send_cursor.next());
         store(&inventory.provides, self.provide_cursor.next());
         store(&inventory.events, self.event_cursor.next());
-        let sends = self.sends.chunks(u64::BITS as usize);
-        let sends = sends.map(|slots| bits(slots.iter().map(|sending| sending.generation != 0)));
-        for (word, held) in inventory.sends_held.iter().zip(sends) {
+        let sends = inventory.sends_held.iter().zip(&held.sends);
+        let receives = inventory.receives_held.iter().zip(&held.receives);
+        for (word, held) in sends.chain(receives) {
             crash_point(Point::Inventory);
-            word.store(held, Ordering::Relaxed);
-        }
-        for (word, held) in inventory.receives_held.iter().zip(self.buffers.out()) {
-            crash_point(Point::Inventory);
-            word.store(held, Ordering::Relaxed);
+            word.store(*held, Ordering::Relaxed);
         }
         crash_point(Point::Inventory);
         inventory.of.store(of, Ordering::Release);

@@ -28,7 +28,7 @@ use super::commit::{self, Accepted};
 use super::commit_point::{Point, store};
 use super::host::{EngineHost, priority, send_id};
 use super::ledger_facts::stream_of;
-use super::ports::{Port, PortParts, Sending};
+use super::ports::{Held, Port, PortParts, Sending};
 
 /// Maps a port that an earlier engine served and takes over its tokens.
 pub(super) fn restore_port(host: &mut EngineHost, parts: PortParts) -> io::Result<()> {
@@ -44,17 +44,18 @@ pub(super) fn restore_mapped(host: &mut EngineHost, mut port: Port) {
     if let Some(reason) = port.told_closed() {
         port.fail(reason);
     }
+    let mut held = Held::default();
     replay(ledger, &mut port);
     if port.fault().is_none() {
-        take_over_sends(ledger, &mut port);
+        take_over_sends(ledger, &mut port, &mut held);
     }
     if port.fault().is_none() {
-        take_over_receives(ledger, &mut port);
+        take_over_receives(ledger, &mut port, &mut held);
     }
     if port.fault().is_none() {
         port.recall_offers();
         port.open();
-        port.count_recovery();
+        port.count_recovery(&held);
     }
     host.ports.insert(port);
 }
@@ -125,7 +126,7 @@ fn replay_received(ledger: Ledger<'_>, port: u16, event: &Event) {
 }
 
 /// Accepted sends are ours again; ring entries already accepted are passed over; commands that were accepted are completed.
-fn take_over_sends(ledger: Ledger<'_>, port: &mut Port) {
+fn take_over_sends(ledger: Ledger<'_>, port: &mut Port, held: &mut Held) {
     let slots = port.geometry().send_tokens;
     let mut local = Vec::new();
     for (slot, fact) in (0..slots).zip(ledger.sends(port.number())) {
@@ -141,6 +142,7 @@ fn take_over_sends(ledger: Ledger<'_>, port: &mut Port) {
         if !is_plausible(port, &send) {
             return port.fail(CloseReason::Poison);
         }
+        held.send(slot);
         if let Some(place) = port.sends.get_mut(slot as usize) {
             *place = Sending {
                 generation: send.generation,
@@ -168,18 +170,18 @@ fn is_plausible(port: &Port, send: &Accepted) -> bool {
 }
 
 /// Receive tokens that are out are read from the client half again: it is as hostile as the first time.
-fn take_over_receives(ledger: Ledger<'_>, port: &mut Port) {
+fn take_over_receives(ledger: Ledger<'_>, port: &mut Port, held: &mut Held) {
     let slots = port.geometry().receive_tokens;
     for (slot, fact) in (0..slots).zip(ledger.receives(port.number())) {
         let (consumed, taken) = unpair(fact.load(Ordering::Acquire));
-        if consumed != taken
-            && !port.offer(TokenRef {
-                slot,
-                generation: taken,
-            })
-        {
+        if consumed == taken {
+            continue;
+        }
+        let generation = taken;
+        if !port.offer(TokenRef { slot, generation }) {
             return port.fail(CloseReason::BadToken);
         }
+        held.receive(slot);
     }
     port.skip_taken(ledger);
 }
