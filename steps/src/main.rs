@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Parser;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
@@ -28,6 +28,9 @@ enum Arguments {
         /// Every script and every takeover instead of a few
         #[arg(long)]
         complete: bool,
+        /// Only scripts of this name, all there is of them
+        #[arg(long, value_name = "NAME")]
+        script: Vec<String>,
         /// Besides looking at the memory after each instruction: a real SIGKILL after every so many
         #[arg(long, default_value_t = 10_007)]
         kill_every: usize,
@@ -56,8 +59,9 @@ fn main() -> ExitCode {
     let done = match Arguments::parse() {
         Arguments::Step {
             complete,
+            script,
             kill_every,
-        } => step(complete, kill_every),
+        } => step(complete, &script, kill_every),
         Arguments::PingPong { messages } => {
             let memories = Memories::default();
             PingPong::new(&memories, messages).run();
@@ -86,15 +90,26 @@ fn stay_on_one_core() -> Result<()> {
     Ok(sched_setaffinity(mine, &one)?)
 }
 
-fn step(complete: bool, kill_every: usize) -> Result<()> {
+fn step(complete: bool, only: &[String], kill_every: usize) -> Result<()> {
     stay_on_one_core()?;
     let started = Instant::now();
-    let tallies = paths::search(paths::Extent {
+    let complete = complete || !only.is_empty();
+    let extent = paths::Extent {
         complete,
         kill_every,
         kill_around: if complete { 4 } else { 8 },
         adopt_every: if complete { 4 } else { 16 },
-    })?;
+    };
+    let mut scripts = extent.scripts();
+    let known: Vec<&str> = scripts.iter().map(|script| script.name).collect();
+    if let Some(unknown) = only.iter().find(|name| !known.contains(&name.as_str())) {
+        bail!(
+            "there is no script {unknown:?}; there are {}",
+            known.join(", ")
+        );
+    }
+    scripts.retain(|script| only.is_empty() || only.iter().any(|name| name == script.name));
+    let tallies = paths::search(extent, &scripts)?;
     println!(
         "{:<22}{:>8}{:>14}{:>10}{:>9}",
         "path", "stepped", "instructions", "memories", "killed"

@@ -30,7 +30,8 @@ pub struct Extent {
 }
 
 impl Extent {
-    fn scripts(self) -> Vec<Script> {
+    /// What it takes.
+    pub fn scripts(self) -> Vec<Script> {
         if self.complete {
             let short = Profile::ALL.map(Script::short);
             short.into_iter().chain(Script::all()).collect()
@@ -242,14 +243,14 @@ impl Search<'_> {
     }
 }
 
-/// Steps through every path of the extent.
-pub fn search(extent: Extent) -> Result<Tallies> {
+/// Steps through every path of these scripts.
+pub fn search(extent: Extent, scripts: &[Script]) -> Result<Tallies> {
     let memories = Memories::default();
     let mut tallies = Tallies::new();
-    for script in extent.scripts() {
+    for script in scripts {
         let mut search = Search {
             memories: &memories,
-            script,
+            script: script.clone(),
             extent,
             tallies: &mut tallies,
         };
