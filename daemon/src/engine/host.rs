@@ -20,7 +20,8 @@ use super::commit;
 use super::commit_point::{Point, store};
 use super::latency::Latencies;
 use super::ledger_facts::{Facts, stream_of};
-use super::ports::{Port, PortParts, PortTable, Taken};
+use super::port_table::PortTable;
+use super::ports::{Port, PortParts, Taken};
 use super::questions::Questions;
 use super::suspect::Suspect;
 

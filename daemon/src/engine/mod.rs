@@ -44,6 +44,7 @@ mod host;
 pub mod latency;
 mod ledger_facts;
 mod path;
+mod port_table;
 mod ports;
 mod questions;
 mod restore;
