@@ -12,12 +12,7 @@ use portolan::{
     SendOptions, Status, Wait,
 };
 use portolan_abi::port::state;
-use support::{FakeDaemon, LONG, NODE, SECOND};
-
-fn open(daemon: &FakeDaemon, port: u16) -> Port {
-    let node = Node::attach(&daemon.path).unwrap();
-    node.open_port(PortOptions::at(port)).unwrap()
-}
+use support::{FakeDaemon, LONG, NODE, SECOND, open};
 
 fn send(port: &mut Port, to: u16) -> Result<portolan::SendHandle, SendError> {
     port.send_bytes((NODE, to), &[7; 100], SendOptions::default())

@@ -6,20 +6,8 @@ mod support;
 
 use std::sync::atomic::Ordering;
 
-use portolan::{Event, Node, Port, PortOptions, Priority, Reason, SendOptions, Status};
-use support::{FakeDaemon, NODE, event, provide, received, sent};
-
-fn open(daemon: &FakeDaemon, port: u16) -> Port {
-    let node = Node::attach(&daemon.path).unwrap();
-    node.open_port(PortOptions::at(port)).unwrap()
-}
-
-fn tagged(tag: u64) -> SendOptions {
-    SendOptions {
-        tag,
-        ..SendOptions::default()
-    }
-}
+use portolan::{Event, Node, PortOptions, Priority, Reason, Status};
+use support::{FakeDaemon, NODE, event, open, provide, received, sent, tagged};
 
 // An engine takes over. Expect: visible only to an application that asked, and counted for all.
 #[test]

@@ -14,19 +14,7 @@ use portolan::{
 };
 use portolan_abi::port::state;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use support::{FakeDaemon, LONG, NODE, SECOND, event, provide, sent};
-
-fn open(daemon: &FakeDaemon, port: u16) -> Port {
-    let node = Node::attach(&daemon.path).unwrap();
-    node.open_port(PortOptions::at(port)).unwrap()
-}
-
-fn tagged(tag: u64) -> SendOptions {
-    SendOptions {
-        tag,
-        ..SendOptions::default()
-    }
-}
+use support::{FakeDaemon, LONG, NODE, SECOND, event, open, provide, sent, tagged};
 
 fn free_bytes(port: &Port) -> u64 {
     port.allocate(usize::MAX).unwrap_err().free

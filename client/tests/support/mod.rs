@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use portolan::{Event, Port, Priority, Sent};
+use portolan::{Event, Node, Port, PortOptions, Priority, SendOptions, Sent};
 use portolan_abi::PORT_ABI_VERSION;
 use portolan_abi::control::{ErrorCode, MAX_REQUEST_BYTES, Request, Response};
 use portolan_abi::port::{CloseReason, state};
@@ -32,6 +32,20 @@ pub use engine::{DELIVERED, FakePort, not_delivered, received};
 pub const NODE: u16 = 1;
 pub const SECOND: Duration = Duration::from_secs(1);
 pub const LONG: Duration = Duration::from_secs(10);
+
+/// Attaches and opens a port.
+pub fn open(daemon: &FakeDaemon, port: u16) -> Port {
+    let node = Node::attach(&daemon.path).unwrap();
+    node.open_port(PortOptions::at(port)).unwrap()
+}
+
+/// A send with this tag.
+pub fn tagged(tag: u64) -> SendOptions {
+    SendOptions {
+        tag,
+        ..SendOptions::default()
+    }
+}
 
 /// Gives a port so many buffers.
 pub fn provide(port: &mut Port, count: usize, len: usize, priority: Priority) {
