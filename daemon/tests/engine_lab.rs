@@ -3,10 +3,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::collections::BTreeMap;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use portolan::{Event, Node, Port, PortOptions, Priority, SendOptions, Status, Wait};
+use portolan::{Event, Node, Port, PortOptions, Priority, Report, SendOptions, Status, Wait};
 use portolan_testbed::{Daemon, Encap, Lab};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -308,14 +309,33 @@ fn victim() {
     }
 }
 
-/// Descriptors and port mappings of a process.
-fn holdings(pid: i32) -> (usize, usize) {
-    let fds = std::fs::read_dir(format!("/proc/{pid}/fd"))
-        .unwrap()
-        .count();
+/// Descriptors of a process by what they are, and its port mappings.
+fn holdings(pid: i32) -> (BTreeMap<String, usize>, usize) {
+    let mut kinds = BTreeMap::new();
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
+        // Closed meanwhile.
+        if let Ok(link) = std::fs::read_link(entry.unwrap().path()) {
+            let kind = link.display().to_string();
+            let kind = kind.split(":[").next().unwrap_or_default().to_owned();
+            *kinds.entry(kind).or_default() += 1;
+        }
+    }
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let halves = maps.lines().filter(|line| line.contains("-half")).count();
-    (fds, halves)
+    (kinds, halves)
+}
+
+/// Waits until a daemon knows the victim's port no longer. It does one thing after the other: by its answer it has let go of everything.
+fn wait_let_go(node: &Node) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let document = node.report(Report::Ports).unwrap();
+        let mut ports = document["ports"].as_array().unwrap().iter();
+        if ports.all(|port| port["port"] != VICTIM) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{document}");
+    }
 }
 
 #[test]
@@ -326,6 +346,13 @@ fn an_application_that_is_killed_leaves_nothing_behind() {
     let mut port = port(&lab, 1, 5);
     let mut bystanders = [self::port(&lab, 1, 6), self::port(&lab, 2, 6)];
     let engine = daemons[1].engine_pids().unwrap()[0];
+    // A standby is two descriptors more.
+    let ready = |status: &serde_json::Value| status["engines"][0]["standby"] == "ready";
+    daemons[1]
+        .wait_status("a standby is ready", PATIENCE, ready)
+        .unwrap();
+    // Attached once, so that asking opens nothing.
+    let asker = Node::attach(lab.node(2).socket()).unwrap();
     let mut before = None;
     let mut closing = Vec::new();
     for round in 0..KILLS {
@@ -395,11 +422,12 @@ fn an_application_that_is_killed_leaves_nothing_behind() {
             );
         }
         // The first rounds grow what grows once.
-        let holding = (holdings(engine), holdings(daemons[1].pid()));
         if round == 5 {
-            before = Some(holding);
+            wait_let_go(&asker);
+            before = Some((holdings(engine), holdings(daemons[1].pid())));
         }
     }
+    wait_let_go(&asker);
     let after = (holdings(engine), holdings(daemons[1].pid()));
     assert_eq!(
         before,
