@@ -3,11 +3,15 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod hostile_application;
+
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use portolan::{Event, Node, Port, PortOptions, Priority, Report, SendOptions, Status, Wait};
+use portolan::{
+    Event, Message, Node, Port, PortOptions, Priority, Report, SendOptions, Status, Wait,
+};
 use portolan_testbed::{Daemon, Encap, Lab};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -122,9 +126,7 @@ fn exchange(
                         }
                         flow.received += 1;
                         arrived += 1;
-                        let priority = message.priority();
-                        port.provide_receive_buffer(message.into_buffer(), priority)
-                            .unwrap();
+                        provide_again(port, message);
                         between(arrived);
                     }
                     Event::Sent(sent) => {
@@ -281,6 +283,13 @@ fn engines_of_several_queues_killed_under_load_lose_and_double_nothing() {
 const VICTIM: u16 = 50;
 const VICTIM_SOCKET: &str = "PORTOLAN_TEST_VICTIM";
 
+/// The buffer of a message that was seen takes another.
+fn provide_again(port: &mut Port, message: Message) {
+    let priority = message.priority();
+    port.provide_receive_buffer(message.into_buffer(), priority)
+        .unwrap();
+}
+
 /// Not a test by itself: the application that is killed, in a process of its own.
 #[test]
 fn victim() {
@@ -302,9 +311,7 @@ fn victim() {
                 .unwrap();
         }
         if let Some(Event::Received(message)) = port.blocking_receive(PATIENCE).unwrap() {
-            let priority = message.priority();
-            port.provide_receive_buffer(message.into_buffer(), priority)
-                .unwrap();
+            provide_again(&mut port, message);
         }
     }
 }
@@ -353,6 +360,10 @@ fn an_application_that_is_killed_leaves_nothing_behind() {
         .unwrap();
     // Attached once, so that asking opens nothing.
     let asker = Node::attach(lab.node(2).socket()).unwrap();
+    let settled = || {
+        wait_let_go(&asker);
+        (holdings(engine), holdings(daemons[1].pid()))
+    };
     let mut before = None;
     let mut closing = Vec::new();
     for round in 0..KILLS {
@@ -376,9 +387,7 @@ fn an_application_that_is_killed_leaves_nothing_behind() {
             match port.blocking_receive(PATIENCE).unwrap() {
                 Some(Event::Received(message)) => {
                     heard += 1;
-                    let priority = message.priority();
-                    port.provide_receive_buffer(message.into_buffer(), priority)
-                        .unwrap();
+                    provide_again(&mut port, message);
                 }
                 Some(Event::Sent(sent)) => match sent.status {
                     Status::Delivered => {}
@@ -402,11 +411,7 @@ fn an_application_that_is_killed_leaves_nothing_behind() {
         port.drop_sends((2, VICTIM), Priority::Low).unwrap();
         while port.sends_outstanding() > 0 {
             match port.blocking_receive(PATIENCE).unwrap() {
-                Some(Event::Received(message)) => {
-                    let priority = message.priority();
-                    port.provide_receive_buffer(message.into_buffer(), priority)
-                        .unwrap();
-                }
+                Some(Event::Received(message)) => provide_again(&mut port, message),
                 Some(Event::Sent(sent)) => assert_ne!(sent.status, Status::Delivered),
                 _ => panic!("silence"),
             }
@@ -423,15 +428,12 @@ fn an_application_that_is_killed_leaves_nothing_behind() {
         }
         // The first rounds grow what grows once.
         if round == 5 {
-            wait_let_go(&asker);
-            before = Some((holdings(engine), holdings(daemons[1].pid())));
+            before = Some(settled());
         }
     }
-    wait_let_go(&asker);
-    let after = (holdings(engine), holdings(daemons[1].pid()));
     assert_eq!(
         before,
-        Some(after),
+        Some(settled()),
         "descriptors and mappings of engine and supervisor"
     );
     closing.sort_unstable();
@@ -441,102 +443,6 @@ fn an_application_that_is_killed_leaves_nothing_behind() {
         "closed and told after {median:?}"
     );
     assert_eq!(daemons.iter().map(restarts).sum::<u64>(), 0);
-}
-
-mod hostile {
-    //! An application that opens a port as anyone may, and then follows no rule.
-
-    use std::io::{IoSlice, IoSliceMut};
-    use std::mem::MaybeUninit;
-    use std::os::fd::{AsFd, OwnedFd};
-    use std::path::Path;
-    use std::sync::atomic::Ordering;
-
-    use portolan_abi::PORT_ABI_VERSION;
-    use portolan_abi::control::{MAX_RESPONSE_PACKET, Request, Response};
-    use portolan_abi::memory::Mapping;
-    use portolan_abi::port::PortGeometry;
-    use rustix::net::{
-        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-        SendFlags, SocketAddrUnix, SocketType,
-    };
-
-    pub struct Application {
-        pub memory: Mapping,
-        pub geometry: PortGeometry,
-        pub bells: Vec<OwnedFd>,
-        _connection: OwnedFd,
-    }
-
-    impl Application {
-        pub fn open(socket: &Path, port: u16) -> Option<Self> {
-            let connection =
-                rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-            rustix::net::connect(&connection, &SocketAddrUnix::new(socket).unwrap()).unwrap();
-            let geometry = PortGeometry::new(16, 16, 16 * 4096).unwrap();
-            let request = serde_json::to_vec(&Request::OpenPort {
-                abi: PORT_ABI_VERSION,
-                port: Some(port),
-                geometry,
-            })
-            .unwrap();
-            let mut none = SendAncillaryBuffer::new(&mut []);
-            let flags = SendFlags::NOSIGNAL;
-            rustix::net::sendmsg(&connection, &[IoSlice::new(&request)], &mut none, flags).unwrap();
-            let mut packet = vec![0; MAX_RESPONSE_PACKET];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let received = rustix::net::recvmsg(
-                &connection,
-                &mut [IoSliceMut::new(&mut packet)],
-                &mut control,
-                RecvFlags::CMSG_CLOEXEC,
-            )
-            .unwrap();
-            let mut fds: Vec<OwnedFd> = Vec::new();
-            for message in control.drain() {
-                if let RecvAncillaryMessage::ScmRights(rights) = message {
-                    fds.extend(rights);
-                }
-            }
-            match serde_json::from_slice(&packet[1..received.bytes]).unwrap() {
-                Response::PortOpened { geometry, .. } => Some(Self {
-                    memory: Mapping::new(fds[0].as_fd(), geometry.client_half_bytes(), true)
-                        .unwrap(),
-                    geometry,
-                    bells: fds.split_off(2),
-                    _connection: connection,
-                }),
-                // Its last instance is still being closed.
-                _ => None,
-            }
-        }
-
-        /// Overwrites the whole half, but not the rings' indices if `tame`.
-        pub fn scribble(&self, mut next: impl FnMut() -> u64, tame: bool) {
-            let bytes = self.geometry.arena();
-            for (at, word) in self.memory.words(0, bytes / 8).iter().enumerate() {
-                if !(tame && at * 8 < 4096) {
-                    word.store(next(), Ordering::Relaxed);
-                }
-            }
-        }
-
-        /// Advances both rings' producers and rings the engine.
-        pub fn produce(&self, count: u32) {
-            let word = &self.memory.words(64, 1)[0];
-            let (sends, provides) = (
-                word.load(Ordering::Relaxed) as u32,
-                word.load(Ordering::Relaxed) >> 32,
-            );
-            let provides = (provides as u32).wrapping_add(count);
-            word.store(
-                u64::from(provides) << 32 | u64::from(sends.wrapping_add(count)),
-                Ordering::Release,
-            );
-            let _ = rustix::io::write(&self.bells[1], &1u64.to_ne_bytes());
-        }
-    }
 }
 
 #[test]
@@ -563,7 +469,7 @@ fn applications_that_write_nonsense_harm_nobody_else() {
             };
             let mut opened = 0;
             while opened < ROUNDS && !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                let Some(hostile) = hostile::Application::open(&socket, 100) else {
+                let Some(hostile) = hostile_application::Application::open(&socket, 100) else {
                     std::thread::yield_now();
                     continue;
                 };
