@@ -6,8 +6,10 @@
 //!
 //! Idea: an answer is believed if it names our stream's current epoch and a number that was transmitted; everything else is
 //! counted and ignored. ACK < base is old; base < ACK ≤ high settles; ACK > high is a violation (with cumulative acknowledgement
-//! nothing else explains it). NACK is a fast retransmit, at most once per number and round trip. What an acknowledgement says is lost is
-//! in `loss`.
+//! nothing else explains it), and so is one far below what a sound receiver can lack: an engine whose memory was damaged
+//! left wrong numbers behind, here or there. Said once it is ignored; said again, the stream would stand still for ever, and goes
+//! on under a new epoch (transport.md §13.3). NACK is a fast retransmit, at most once per number and round trip. What an acknowledgement says is lost
+//! is in `loss`.
 //!
 //! Why REFUSED is safe: it is sent only where there is no record of the epoch. A record is opened before anything of an epoch is
 //! committed and freed only after our CLOSE (which we send when nothing is outstanding, after which the epoch is not used) or
@@ -102,7 +104,7 @@ impl Endpoint {
             Chunk::Resume { base, .. } => self.on_ack(now, slot, base, host),
             Chunk::Nack {
                 expected, reason, ..
-            } => self.on_nack(now, slot, expected, reason),
+            } => self.on_nack(now, slot, expected, reason, host),
             Chunk::Ready { number, .. } => self.on_ready(now, slot, number),
             Chunk::Cts {
                 number,
@@ -134,14 +136,13 @@ impl Endpoint {
             return;
         };
         if serial_lt(stream.high, base) {
-            self.counters.protocol_violations += 1; // ACK > expected
-            return;
+            return self.on_contradiction(now, slot, host); // ACK > expected
         }
         stream.established = true;
         if serial_lt(stream.base, base) {
             self.settle_before(now, slot, base, host);
         } else if serial_lt(base, stream.base) {
-            self.on_old_base(now, slot, base);
+            self.on_old_base(now, slot, base, host);
         }
     }
 
@@ -152,20 +153,19 @@ impl Endpoint {
     }
 
     /// The receiver waits for `expected`, or has no buffer for it.
-    fn on_nack(&mut self, now: Nanos, slot: u32, expected: u32, reason: u8) {
+    fn on_nack<H: Host>(&mut self, now: Nanos, slot: u32, expected: u32, reason: u8, host: &mut H) {
         self.counters.nacks_received += 1;
         let Some(stream) = self.send.get_mut(slot) else {
             return;
         };
         if serial_lt(stream.high, expected) {
-            self.counters.protocol_violations += 1;
-            return;
+            return self.on_contradiction(now, slot, host);
         }
         if serial_lt(expected, stream.base) {
             // We settled it, the receiver did not: its engine was replaced after it told us of a drop, or a hole of ours was
             // lost with our predecessor. Never something delivered, which it would have committed. Or the NACK is merely old:
             // then NULL is answered by an acknowledgement.
-            return self.fill_from(now, slot, expected);
+            return self.fill_from(now, slot, expected, host);
         }
         let Some(entry) = self.peers.get(stream.peer) else {
             return;
@@ -414,8 +414,7 @@ impl Endpoint {
             return;
         };
         if serial_lt(stream.high, base) {
-            self.counters.protocol_violations += 1;
-            return;
+            return self.on_contradiction(now, slot, host);
         }
         if serial_lt(stream.base, base) {
             self.settle_before(now, slot, base, host);
@@ -458,12 +457,40 @@ impl Endpoint {
         if stream.closing {
             return self.on_closed(slot, host);
         }
-        // A peer that refuses everything must not make us draw an epoch per frame; the PROBE brings the next REFUSED.
+        let established = stream.established;
+        self.begin_again(now, slot, established, host);
+    }
+
+    /// The receiver waits for a number that we never sent, or settled so long ago that it must have it. If it says so again when it
+    /// has heard from us since, and nothing was settled meanwhile, then one of us has not the numbers it had, and nothing of this
+    /// epoch can be agreed on any more.
+    pub(super) fn on_contradiction<H: Host>(&mut self, now: Nanos, slot: u32, host: &mut H) {
+        self.counters.protocol_violations += 1;
+        let Some(stream) = self.send.get_mut(slot) else {
+            return;
+        };
+        let Some(entry) = self.peers.get(stream.peer) else {
+            return;
+        };
+        if stream.doubted_at <= stream.moved_at {
+            stream.doubted_at = entry.stamps.newest(now);
+        } else if entry.horizon > stream.doubted_at && !stream.closing {
+            // What is closing has nothing outstanding, and ends by itself.
+            self.begin_again(now, slot, true, host);
+        }
+    }
+
+    /// Goes on under a new epoch. What was transmitted ends as perhaps delivered if the receiver may have it.
+    fn begin_again<H: Host>(&mut self, now: Nanos, slot: u32, perhaps: bool, host: &mut H) {
+        let Some(stream) = self.send.get(slot) else {
+            return;
+        };
+        // A peer that refuses everything must not make us draw an epoch per frame; the PROBE brings the next answer.
         let repeat = Nanos::from(self.config.policy.rto_min_us) * 1_000;
         if now < stream.reopened_at.saturating_add(repeat) {
             return;
         }
-        if stream.established {
+        if perhaps {
             self.settle_transmitted(now, slot, Reason::PeerRestarted, host);
         }
         self.reopen(slot, host);

@@ -22,7 +22,11 @@ use super::{NACK_GAP, NACK_NO_BUFFER};
 use crate::host::{Host, NoBuffer};
 use crate::ident::{Nanos, serial_lt};
 use crate::policy::{AckMode, Recovery};
+use crate::wire::chunk::ACK_WORDS;
 use crate::wire::{Chunk, PayloadView, StreamRef};
+
+/// How far back single numbers are acknowledged; one RESUME speaks for those farther back, which only a damaged ledger can bring.
+const ACKS_BACK: usize = 64 * ACK_WORDS;
 
 /// What a first chunk is.
 #[derive(Clone, Copy)]
@@ -179,13 +183,15 @@ impl Endpoint {
         stream.due.ack = true;
         stream.due.nulled |= stream.nulled() != 0;
         let Some(index) = stream.index(number) else {
+            let back = stream.base.wrapping_sub(number).wrapping_sub(1) as usize;
             if stream.is_nulled(number) {
                 // told already
+            } else if stream.exact && back < ACKS_BACK {
+                stream.acks.set(back);
+            } else if stream.exact {
+                stream.due.resume = true;
             } else if let First::Null = first {
                 stream.due.null_delivered = Some(number);
-            } else if stream.exact {
-                let back = stream.base.wrapping_sub(number).wrapping_sub(1);
-                stream.acks.set(back as usize);
             }
             return self.queue_control(slot);
         };

@@ -29,7 +29,8 @@
 //! marked has no mark of being received.
 
 use super::Endpoint;
-use super::send_stream::{MessageState, SendStream};
+use super::send_stream::{MessageState, SendStream, UNSETTLED_MAX};
+use crate::host::Host;
 use crate::ident::{Nanos, serial_lt};
 use crate::policy::Recovery;
 use crate::wire::chunk::Received;
@@ -229,25 +230,30 @@ impl Endpoint {
     }
 
     /// An acknowledgement below our base: old, or its receiver lost what it told us of.
-    pub(super) fn on_old_base(&mut self, now: Nanos, slot: u32, base: u32) {
+    pub(super) fn on_old_base<H: Host>(&mut self, now: Nanos, slot: u32, base: u32, host: &mut H) {
         let Some(stream) = self.send.get(slot) else {
             return;
         };
         let horizon = self.peers.get(stream.peer).map_or(0, |e| e.horizon);
         if horizon > stream.moved_at {
-            self.fill_from(now, slot, base);
+            self.fill_from(now, slot, base, host);
         }
     }
 
     /// The receiver waits for numbers from `base` on, which we settled: NULL goes out for them, unless it did and the receiver had not
     /// heard so (transport.md §7.6). NULL is answered, so that an answer to every answer would never end, and multiply in a network that
     /// duplicates.
-    pub(super) fn fill_from(&mut self, now: Nanos, slot: u32, base: u32) {
+    pub(super) fn fill_from<H: Host>(&mut self, now: Nanos, slot: u32, base: u32, host: &mut H) {
         let Some(stream) = self.send.get_mut(slot) else {
             return;
         };
         let entry = self.peers.get(stream.peer);
         let (horizon, last) = entry.map_or((0, 0), |e| (e.horizon, e.stamps.last(now)));
+        // More than was ever unsettled at once, and no old answer.
+        let lacks = stream.base.wrapping_sub(base) as usize;
+        if lacks > UNSETTLED_MAX && horizon > stream.moved_at {
+            return self.on_contradiction(now, slot, host);
+        }
         if horizon == 0 || horizon > stream.filled_at {
             (stream.filler, stream.filled_at) = (Some(base), last);
             self.queue_sender_control(slot);

@@ -119,6 +119,7 @@ impl Endpoint {
         stream.record = Some(durable.record);
         stream.incarnation = durable.incarnation;
         stream.reopen = true; // unless there are sends
+        stream.moved_at = now; // what answers our predecessor may be old
         stream.idle_at =
             now.saturating_add(Nanos::from(self.config.policy.stream_idle_ms) * 1_000_000);
         let slot = match known {
@@ -162,7 +163,10 @@ impl Endpoint {
             .map(|send| back(send))
             .filter(|&back| back <= UNSETTLED_MAX) // more is no gap but a damaged ledger
             .max();
-        let Some(count) = oldest else { return };
+        let Some(count) = oldest else {
+            let ids = sends.iter().map(|send| send.request.id);
+            return self.orphans.sends.extend(ids);
+        };
         let base = next.wrapping_sub(count as u32);
         // What is missing was settled: only its number may still be owed.
         let mut gap = Message::new(sends[0].request);

@@ -180,6 +180,8 @@ pub(super) struct SendStream {
     pub reorder_at: Nanos,
     /// When `base` moved last, as frames are stamped.
     pub moved_at: Nanos,
+    /// When the receiver was first said to contradict our numbers since, as frames are stamped.
+    pub doubted_at: Nanos,
 
     // control chunks due
     pub probe: bool,
@@ -233,6 +235,7 @@ impl SendStream {
             newest: None,
             reorder_at: Nanos::MAX,
             moved_at: 0,
+            doubted_at: 0,
             probe: false,
             close: false,
             nulls: false,

@@ -47,7 +47,15 @@ impl TestHost {
         }
     }
 
-    pub(super) fn durable(&self) -> Durable {
+    /// What the daemon reads from its ledger. A number that was accepted is used, whatever the stream's record says.
+    pub(super) fn durable(&mut self) -> Durable {
+        for &(_, record, _, number) in &self.accepted {
+            if let Some(stream) = self.sending.get_mut(&record.0)
+                && serial_lt(stream.3, number.wrapping_add(1))
+            {
+                stream.3 = number.wrapping_add(1);
+            }
+        }
         let done: Vec<u32> = self.completed.iter().map(|c| c.0).collect();
         Durable {
             peers: self.peers.iter().map(|(p, v)| (*p, v.0, v.1)).collect(),
