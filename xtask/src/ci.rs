@@ -31,7 +31,7 @@ pub fn run() -> Result<()> {
     let flags = "-D warnings -A rustdoc::private-intra-doc-links";
     documentation.env("RUSTDOCFLAGS", flags);
     steps.run("documentation", documentation, build::BUILD)?;
-    if steps.run("models of the rings", models(""), MODELS)? {
+    if steps.test("models of the rings", models(""), MODELS)? {
         let repeat =
             "RUSTFLAGS=\"--cfg loom\" cargo test -p portolan-abi --release --lib loom -- --list";
         steps.check("models are there", repeat, models_exist)?;

@@ -15,6 +15,7 @@ mod coverage;
 mod deb;
 mod demo;
 mod deploy;
+mod failures;
 mod faults;
 mod fuzz;
 mod lab;

@@ -10,6 +10,8 @@ use portolan_testbed::cancel;
 use portolan_testbed::process::{OnCancel, describe, kill_group, wait_child};
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use crate::failures::Failures;
+
 /// How long a step that is told to stop may take before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -39,6 +41,8 @@ struct Done {
     took: Duration,
     /// The command that repeats it, if it failed.
     failed: Option<String>,
+    /// What it said of failures.
+    said: Vec<String>,
 }
 
 impl Steps {
@@ -54,6 +58,29 @@ impl Steps {
             println!("   $ {repeat}");
             run_to_end(&mut command, within)
         })
+    }
+
+    /// Runs `cargo test` as a step. What fails is said again at the end.
+    pub fn test(
+        &mut self,
+        title: &'static str,
+        mut command: Command,
+        within: Duration,
+    ) -> Result<bool> {
+        let repeat = with_environment(&command);
+        let mut said = Vec::new();
+        let succeeded = self.check(title, &repeat, || {
+            println!("   $ {repeat}");
+            let mut child = start(command.stdout(Stdio::piped()))?;
+            let failures = child.stdout.take().map(Failures::of);
+            let ended = wait(&mut child, within);
+            said = failures.map(Failures::lines).unwrap_or_default();
+            ended
+        })?;
+        if let Some(done) = self.done.last_mut() {
+            done.said = said;
+        }
+        Ok(succeeded)
     }
 
     /// Runs a closure as a step that `repeat` repeats.
@@ -82,6 +109,7 @@ impl Steps {
             title,
             took,
             failed,
+            said: Vec::new(),
         });
         Ok(succeeded)
     }
@@ -114,6 +142,9 @@ impl Steps {
             return Ok(());
         }
         for done in &failed {
+            for line in &done.said {
+                println!("   {line}");
+            }
             if let Some(repeat) = &done.failed {
                 println!("   repeat {} with: {repeat}", done.title);
             }
@@ -137,20 +168,24 @@ fn with_environment(command: &Command) -> String {
 
 /// Runs a program with our output; an error when it fails, takes too long or we are told to stop.
 pub fn run_to_end(command: &mut Command, within: Duration) -> Result<()> {
-    let mut child = command
-        .stdin(Stdio::null())
-        .process_group(0)
-        .spawn()
-        .with_context(|| format!("cannot start {}", describe(command)))?;
-    match wait_child(&mut child, Instant::now() + within, OnCancel::Stop) {
+    wait(&mut start(command)?, within)
+}
+
+fn start(command: &mut Command) -> Result<Child> {
+    (command.stdin(Stdio::null()).process_group(0).spawn())
+        .with_context(|| format!("cannot start {}", describe(command)))
+}
+
+fn wait(child: &mut Child, within: Duration) -> Result<()> {
+    match wait_child(child, Instant::now() + within, OnCancel::Stop) {
         Ok(Some(status)) if status.success() => Ok(()),
         Ok(Some(status)) => bail!("{status}"),
         Ok(None) => {
-            end(&mut child);
+            end(child);
             bail!("not finished after {} s", within.as_secs());
         }
         Err(error) => {
-            end(&mut child);
+            end(child);
             Err(error)
         }
     }

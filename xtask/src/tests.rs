@@ -58,7 +58,7 @@ pub fn add(steps: &mut Steps) -> Result<bool> {
             "test --profile {PROFILE} --workspace --no-fail-fast {selection}"
         ));
         command.env(BIN_DIR_VARIABLE, build::bin_dir()?);
-        let result = steps.run(title, command, TESTS);
+        let result = steps.test(title, command, TESTS);
         // Tests that were killed leave their labs to whoever comes next; that is us.
         sweep()?;
         result?;

@@ -110,3 +110,56 @@ fn s15_a_lying_peer_breaks_nothing() {
         },
     );
 }
+
+/// What the puppet hears from what is sent now on is what it echoes.
+fn hears_more(p: &mut Puppet) {
+    p.waits(US);
+    p.sends(100);
+    p.waits(40 * US);
+    p.echo = p.last_heard();
+}
+
+fn reopens(outcome: &[String]) -> bool {
+    any(outcome, "streams_reopened")
+}
+
+// Acknowledgements of what was never sent. Expect: ignored, until one comes that was written after we had been heard since, and
+// nothing was settled in between; then everything ends as perhaps delivered, and the next message opens a new epoch. transport.md §13.3
+#[test]
+fn s13_3_a_number_never_sent_ends_the_epoch_when_it_is_said_again() {
+    for settled_between in [false, true] {
+        let mut p = Puppet::new(policy(), 8);
+        p.sends(100);
+        hears_more(&mut p);
+        for _ in 0..3 {
+            assert_eq!(p.says(p.ack(50)), ["protocol_violations +1"]);
+        }
+        if settled_between {
+            p.says(p.ack(1));
+        }
+        hears_more(&mut p);
+        let outcome = p.says(p.ack(50));
+        assert_eq!(reopens(&outcome), !settled_between, "{outcome:?}");
+        assert_eq!(any(&outcome, "completes 1 MaybeDelivered"), !settled_between);
+    }
+}
+
+// One far below what was settled. Expect: the same; one that a sound receiver may lack is filled.
+#[test]
+fn s13_3_a_number_settled_long_ago_ends_the_epoch_when_it_is_said_again() {
+    for (base, contradicts) in [(75, true), (77, false)] {
+        let mut p = Puppet::new(policy(), 8);
+        for number in 1..=1_100 {
+            p.sends(100);
+            p.waits(40 * US);
+            p.echo = p.last_heard();
+            p.says(p.ack(number));
+        }
+        hears_more(&mut p);
+        let outcome = p.says(p.ack(base));
+        assert_eq!(any(&outcome, "NULL"), !contradicts, "{outcome:?}");
+        assert_eq!(any(&outcome, "protocol_violations"), contradicts);
+        hears_more(&mut p);
+        assert_eq!(reopens(&p.says(p.ack(base))), contradicts);
+    }
+}
