@@ -345,7 +345,7 @@ impl Endpoint {
             entry.retire(old);
             entry.incarnation = hello.incarnation;
             entry.floor = 0;
-            entry.engine_epoch = Some(header.engine_epoch);
+            entry.begin_epoch(now, header.engine_epoch);
             entry.void_volatile(now, header.sent_buffers);
             entry.credit.due = true; // its HELLO-ACK knew no limit of ours
             self.counters.peer_restarts += u64::from(old != 0);
@@ -469,7 +469,7 @@ impl Endpoint {
         Ok(slot)
     }
 
-    /// Compares engine epochs; a successor voids everything volatile.
+    /// Compares engine epochs; a successor voids everything volatile. So does an engine that was taken for dead and has heard us since.
     fn learn_epoch<H: Host>(
         &mut self,
         now: Nanos,
@@ -482,11 +482,16 @@ impl Endpoint {
         };
         match entry.engine_epoch {
             Some(epoch) if epoch == header.engine_epoch => {}
-            Some(epoch) if serial_lt(header.engine_epoch, epoch) => {
+            Some(epoch)
+                if serial_lt(header.engine_epoch, epoch)
+                    && entry.stamps.echo_of(now, header) <= entry.epoch_since =>
+            {
+                // From the dead. Or the other epoch was a lie: who is alive echoes what it hears now.
+                self.say_hello(now, slot);
                 return Err(FrameError::StaleEngine);
             }
             known => {
-                entry.engine_epoch = Some(header.engine_epoch);
+                entry.begin_epoch(now, header.engine_epoch);
                 entry.void_volatile(now, header.sent_buffers);
                 if known.is_some() {
                     self.counters.peer_takeovers += 1;

@@ -64,6 +64,8 @@ pub(super) struct PeerEntry {
     /// The ledger was asked about it.
     pub recalled: bool,
     pub engine_epoch: Option<u32>,
+    /// When the first frame of that epoch came, as frames are stamped.
+    pub epoch_since: Nanos,
     /// A START below is refused; durable. 0 until an epoch was forgotten.
     pub floor: u32,
     pub name: String,
@@ -139,6 +141,7 @@ impl PeerEntry {
             retired: [0; RETIRED],
             recalled: false,
             engine_epoch: None,
+            epoch_since: 0,
             floor: 0,
             name: String::new(),
             misfit: None,
@@ -177,6 +180,12 @@ impl PeerEntry {
 
     pub(super) fn is_up(&self) -> bool {
         self.state == PeerState::Up
+    }
+
+    /// Another engine speaks. Before [`Self::void_volatile`], which forgets how our frames are stamped.
+    pub(super) fn begin_epoch(&mut self, now: Nanos, engine_epoch: u32) {
+        self.engine_epoch = Some(engine_epoch);
+        self.epoch_since = self.stamps.newest(now);
     }
 
     /// Forgets what a replaced or restarted engine no longer knows. `seen` is the first `sent_buffers` of its successor.

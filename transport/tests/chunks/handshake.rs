@@ -74,7 +74,9 @@ pub mod hello {
         assert_eq!(p.says(old), ["dropped: WrongIncarnation"]);
         p.header = right;
         p.header.engine_epoch = ENGINE.wrapping_sub(1);
-        assert_eq!(p.says(p.hello(OUR_INCARNATION)), ["dropped: StaleEngine"]);
+        let outcome = p.says(p.hello(OUR_INCARNATION));
+        let asked = "HELLO from us to somebody";
+        assert_eq!(outcome, ["dropped: StaleEngine", asked]);
         assert_eq!(state(&p), PeerState::Up);
     }
 

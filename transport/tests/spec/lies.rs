@@ -9,6 +9,8 @@ use portolan_sim::puppet::{MAX_LEN, OUR_INCARNATION, Puppet, Say};
 use portolan_transport::host::Reason;
 use portolan_transport::policy::{AckMode, Profile};
 
+use crate::{any, policy};
+
 /// A number close to this one.
 fn near(rng: &mut Rng, number: u32) -> u32 {
     (number + rng.below(6) as u32).saturating_sub(rng.below(6) as u32)
@@ -140,7 +142,10 @@ fn s13_3_a_number_never_sent_ends_the_epoch_when_it_is_said_again() {
         hears_more(&mut p);
         let outcome = p.says(p.ack(50));
         assert_eq!(reopens(&outcome), !settled_between, "{outcome:?}");
-        assert_eq!(any(&outcome, "completes 1 MaybeDelivered"), !settled_between);
+        assert_eq!(
+            any(&outcome, "completes 1 MaybeDelivered"),
+            !settled_between
+        );
     }
 }
 

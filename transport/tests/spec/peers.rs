@@ -1,6 +1,6 @@
 //! §2: who is there. transport.md §2.1, §2.2, §2.3, §2.4, §2.5, §2.7, §2.8
 
-use portolan_sim::harness::{MS, SECOND};
+use portolan_sim::harness::{MS, SECOND, US};
 use portolan_sim::puppet::{NOTHING, OUR_INCARNATION, Puppet};
 use portolan_transport::endpoint::PeerState;
 use portolan_transport::wire::Chunk;
@@ -135,11 +135,34 @@ fn s2_5_a_replaced_engine() {
     );
     assert_eq!(p.host.claimed(), 0);
     let after = std::mem::replace(&mut p.header, before);
-    assert_eq!(p.says(request.clone()), ["dropped: StaleEngine"]);
+    let asked = "HELLO from us to them";
+    let outcome = p.says(request.clone());
+    assert_eq!(outcome, ["dropped: StaleEngine", asked]);
     p.header = after;
     let outcome = p.says(request);
     assert!(any(&outcome, "CTS 1"), "{outcome:?}");
     assert_eq!(p.delivered(), 1);
+}
+
+// An engine that was taken for dead, since another epoch was heard of. Expect: asked, and dropped until it says what only the living can say, that it
+// has heard us since; then it is believed, as any successor. transport.md §2.5
+#[test]
+fn s2_5_an_epoch_that_was_never_true() {
+    let mut p = puppet();
+    p.sends(100);
+    p.waits(US);
+    p.echo = p.last_heard();
+    let truth = p.header;
+    p.header.engine_epoch = truth.engine_epoch.wrapping_add(29);
+    assert!(any(&p.says(p.ack(0)), "peer_takeovers"));
+    p.header = truth;
+    let asked = "HELLO from us to them";
+    assert_eq!(p.says(p.ack(1)), ["dropped: StaleEngine", asked]);
+    assert_eq!(p.says(p.ack(1)), ["dropped: StaleEngine"]);
+    p.echo = p.last_heard();
+    let outcome = p.says(p.ack(1));
+    assert_eq!(outcome[0], "completes 0 Delivered", "{outcome:?}");
+    assert!(any(&outcome, "peer_takeovers +1"), "{outcome:?}");
 }
 
 // Silence: transmitted sends may have arrived, others did not; what the silent peer held here comes back. transport.md §2.7
