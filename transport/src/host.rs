@@ -233,8 +233,8 @@ pub trait Host {
 
     // ---- durable records ----
 
-    /// The next stream epoch from the durable counter; never the same twice in one incarnation.
-    fn draw_epoch(&mut self) -> u32;
+    /// The next stream epoch from the durable counter, after so many that are left out; never the same twice in one incarnation.
+    fn draw_epoch(&mut self, leave_out: u32) -> u32;
 
     /// A sending stream's record, {epoch, next}, tagged with the peer's incarnation.
     fn open_send_record(

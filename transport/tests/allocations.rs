@@ -157,7 +157,7 @@ impl Host for LeanHost {
         Ok(())
     }
     fn commit_base(&mut self, _: RecordId, _: u32, _: u32, _: u32) {}
-    fn draw_epoch(&mut self) -> u32 {
+    fn draw_epoch(&mut self, _: u32) -> u32 {
         self.epoch += 1;
         self.epoch
     }

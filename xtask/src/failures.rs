@@ -73,7 +73,11 @@ mod tests {
             "test result: FAILED. 1 passed",
         ];
         assert_eq!(Failures::of(OUTPUT.as_bytes()).lines(), kept);
-        assert!(Failures::of(&b"test result: ok.\n\xff"[..]).lines().is_empty());
+        assert!(
+            Failures::of(&b"test result: ok.\n\xff"[..])
+                .lines()
+                .is_empty()
+        );
     }
 
     #[test]

@@ -421,8 +421,8 @@ impl Host for EngineHost {
         }
     }
 
-    fn draw_epoch(&mut self) -> u32 {
-        self.facts.draw_epoch()
+    fn draw_epoch(&mut self, leave_out: u32) -> u32 {
+        self.facts.draw_epoch(leave_out)
     }
 
     fn open_send_record(

@@ -123,10 +123,11 @@ impl Facts {
         epoch
     }
 
-    /// Draws a stream epoch; durable before it is used, never 0.
-    pub fn draw_epoch(&self) -> u32 {
+    /// Draws a stream epoch and leaves out as many before it as it is told; durable before it is used, never 0.
+    pub fn draw_epoch(&self, leave_out: u32) -> u32 {
         let word = &self.ledger.header().stream_epoch_next;
-        let epoch = (word.load(Ordering::Acquire) as u32).max(1);
+        let next = word.load(Ordering::Acquire) as u32;
+        let epoch = next.wrapping_add(leave_out).max(1);
         store(Point::DrawEpoch, word, u64::from(epoch) + 1);
         epoch
     }
@@ -282,7 +283,7 @@ mod tests {
                 remote: PortId(remote),
                 priority: Priority::Low,
             };
-            let epoch = facts.draw_epoch();
+            let epoch = facts.draw_epoch(0);
             facts.open_send(stream, 9, epoch, 1).unwrap();
         }
         let word = &ledger.header().stream_epoch_next;
@@ -291,7 +292,7 @@ mod tests {
         assert_eq!(word.load(Ordering::Relaxed), sound);
         for damage in [0, 1, sound - 1] {
             word.store(damage, Ordering::Relaxed);
-            assert_eq!(u64::from(Facts::adopt(ledger).draw_epoch()), sound);
+            assert_eq!(u64::from(Facts::adopt(ledger).draw_epoch(0)), sound);
         }
     }
 

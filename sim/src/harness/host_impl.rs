@@ -244,9 +244,9 @@ impl Host for TestHost {
         self.step();
     }
 
-    fn draw_epoch(&mut self) -> u32 {
+    fn draw_epoch(&mut self, leave_out: u32) -> u32 {
         self.step();
-        let epoch = self.next_epoch;
+        let epoch = self.next_epoch.wrapping_add(leave_out);
         self.next_epoch = epoch.wrapping_add(1);
         self.epochs_drawn += 1;
         self.step();

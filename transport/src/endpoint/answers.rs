@@ -28,6 +28,9 @@ use crate::policy::{AckRule, Recovery};
 use crate::wire::chunk::{MAX_RANGES, Range};
 use crate::wire::{Chunk, StreamRef};
 
+/// Two to this many epochs are left out at most.
+const LEAVE_OUT_MAX: u8 = 28;
+
 /// A reason from the wire.
 fn drop_reason(reason: u8) -> Reason {
     match reason {
@@ -493,10 +496,21 @@ impl Endpoint {
         if perhaps {
             self.settle_transmitted(now, slot, Reason::PeerRestarted, host);
         }
-        self.reopen(slot, host);
+        let mut leave_out = 0;
         if let Some(stream) = self.send.get_mut(slot) {
             stream.reopened_at = now;
+            stream.refusals = match stream.established {
+                true => 0,
+                false => stream.refusals.saturating_add(1),
+            };
+            // Refused again: the receiver knows a later epoch, which a damaged engine made up. So it is overtaken soon, but never by half of all
+            // epochs, which would make it the later one again.
+            leave_out = match stream.refusals {
+                0 | 1 => 0,
+                again => 1 << again.saturating_mul(3).min(LEAVE_OUT_MAX),
+            };
         }
+        self.reopen_later(slot, leave_out, host);
         self.activate(now, slot);
     }
 

@@ -22,7 +22,24 @@ use crate::wire::StreamRef;
 const ASKED_MAX: u32 = 4;
 const ASKED_LOOK: u32 = 64;
 
+/// How far an epoch may be ahead of the one that is known. A sender draws one after the other; what is farther was made up by a damaged engine, and
+/// near the end of the serial space nothing could come after it.
+const AHEAD_MAX: u32 = 1 << 30;
+
 impl Endpoint {
+    /// Whether nobody can have drawn the epoch yet, by what is known of the stream or the peer.
+    fn is_made_up(&self, peer: u32, known: Option<u32>, epoch: u32) -> bool {
+        let floor = self.peers.get(peer).map_or(0, |entry| entry.floor);
+        let stream = known.and_then(|slot| self.receive.get(slot));
+        let newest = match stream {
+            Some(stream) => Some(stream.epoch),
+            None => (floor != 0).then_some(floor),
+        };
+        newest.is_some_and(|newest| {
+            serial_lt(newest, epoch) && epoch.wrapping_sub(newest) > AHEAD_MAX
+        })
+    }
+
     /// The receiving stream a first chunk belongs to; opened if START allows it.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn stream_for<H: Host>(
@@ -49,6 +66,7 @@ impl Endpoint {
                 return None;
             }
         }
+        let made_up = self.is_made_up(peer, known, stream.epoch);
         let entry = self.peers.get(peer)?;
         let below_floor = entry.is_below_floor(stream.epoch);
         let open = self
@@ -56,7 +74,8 @@ impl Endpoint {
             .get(usize::from(key.local.0))
             .copied()
             .unwrap_or(false);
-        let Some(base) = start.filter(|_| !below_floor || !open) else {
+        let fits = !made_up && (!below_floor || !open);
+        let Some(base) = start.filter(|_| fits) else {
             self.counters.streams_refused += 1;
             self.reply(peer, Reply::Refused(*stream));
             return None;
@@ -157,6 +176,10 @@ impl Endpoint {
             return;
         };
         let known = self.receive_index.get(&key).copied();
+        if self.is_made_up(peer, known, stream.epoch) {
+            // There is nothing to forget, and what is drawn next must not be below the floor.
+            return self.reply(peer, Reply::Closed(*stream));
+        }
         let known = known.filter(|&slot| {
             self.receive
                 .get(slot)

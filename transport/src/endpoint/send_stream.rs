@@ -140,6 +140,8 @@ pub(super) struct SendStream {
     pub reopen: bool,
     /// When REFUSED last made it reopen.
     pub reopened_at: Nanos,
+    /// How often it did so before anything of the epoch was answered.
+    pub refusals: u8,
     /// Tam's Stall: nothing new until a positive acknowledgement.
     pub stalled: bool,
     /// The receiver has no buffer for this number: messages from it on wait.
@@ -213,6 +215,7 @@ impl SendStream {
             established: false,
             reopen: false,
             reopened_at: 0,
+            refusals: 0,
             stalled: false,
             not_ready: None,
             starved: false,

@@ -177,7 +177,7 @@ impl Endpoint {
     ) -> Result<u32, Reason> {
         let peer = self.resolve(now, key).ok_or(Reason::NoResources)?;
         self.recall(peer, host);
-        let epoch = host.draw_epoch();
+        let epoch = host.draw_epoch(0);
         let mut stream = SendStream::new(key, epoch, self.config.first_number);
         stream.peer = peer;
         stream.incarnation = self.peers.get(peer).map_or(0, |entry| entry.incarnation);
@@ -314,6 +314,11 @@ impl Endpoint {
     /// Goes on under a new epoch with the same numbers. Only when nothing outstanding was delivered under the old one, or can be
     /// told as MaybeDelivered. Without room the stream waits and tries again.
     pub(super) fn reopen<H: Host>(&mut self, slot: u32, host: &mut H) {
+        self.reopen_later(slot, 0, host);
+    }
+
+    /// [`Self::reopen`] under an epoch so many later than the next.
+    pub(super) fn reopen_later<H: Host>(&mut self, slot: u32, leave_out: u32, host: &mut H) {
         let Some(stream) = self.send.get_mut(slot) else {
             return;
         };
@@ -321,7 +326,7 @@ impl Endpoint {
             .peers
             .get(stream.peer)
             .map_or(0, |entry| entry.incarnation);
-        let epoch = host.draw_epoch();
+        let epoch = host.draw_epoch(leave_out);
         let next = stream.next();
         let open = |host: &mut H| {
             host.open_send_record(stream.key, incarnation, epoch, next)

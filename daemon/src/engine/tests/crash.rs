@@ -209,7 +209,7 @@ impl Transport {
 
     fn submit(&mut self, host: &mut EngineHost, send: &SendRequest) {
         let (record, epoch, next) = self.sending.unwrap_or_else(|| {
-            let epoch = host.draw_epoch();
+            let epoch = host.draw_epoch(0);
             let record = host.open_send_record(send.stream, 5, epoch, FIRST).unwrap();
             (record, epoch, FIRST)
         });
