@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use portolan_transport::policy::Profile;
@@ -15,6 +16,12 @@ use portoland::engine::conversation::{
 };
 
 use crate::tracee::{Trace, kill_after, trace};
+
+/// From one word about long work to the next.
+const PROGRESS: Duration = Duration::from_secs(10);
+
+/// Twice as many works: half as many takeovers after each.
+const WORKS_FULL: usize = 40;
 
 /// How much is done.
 #[derive(Clone, Copy, Debug)]
@@ -187,12 +194,18 @@ impl Search<'_> {
     fn run(&mut self) -> Result<()> {
         let mut watch = Watch::default();
         World::run(self.memories, &self.script, &mut watch);
-        for (call, seen) in watch.0.iter().enumerate() {
-            if !seen.changed {
-                continue;
+        let works = watch.0.iter().enumerate();
+        let paths: Vec<_> = works.filter(|(_, seen)| seen.changed).collect();
+        let mut said = Instant::now();
+        for (nth, &(call, seen)) in paths.iter().enumerate() {
+            if said.elapsed() > PROGRESS {
+                said = Instant::now();
+                let (name, of) = (self.script.name, paths.len());
+                let instructions = instructions(self.tallies);
+                eprintln!("{name}: {nth} of {of} works, {instructions} instructions so far");
             }
             let found = self.step_through(seen.name, &[], call)?;
-            let every = self.extent.adopt_every.max(1);
+            let every = self.adopt_every(paths.len());
             for (nth, death) in found.iter().enumerate() {
                 if nth % every == every / 2 {
                     self.step_through("adopt", std::slice::from_ref(death), call + 1)?;
@@ -200,6 +213,12 @@ impl Search<'_> {
             }
         }
         Ok(())
+    }
+
+    /// A script of hundreds of works leaves much the same to successors again and again.
+    fn adopt_every(&self, works: usize) -> usize {
+        let every = self.extent.adopt_every.max(1);
+        every * (works / WORKS_FULL).max(1)
     }
 
     /// Steps through one work and asks everything of what it finds.
@@ -256,8 +275,12 @@ pub fn search(extent: Extent, scripts: &[Script]) -> Result<Tallies> {
         };
         let name = search.script.name;
         search.run()?;
-        let instructions: u64 = tallies.values().map(|tally| tally.instructions).sum();
+        let instructions = instructions(&tallies);
         eprintln!("{name}: done, {instructions} instructions so far");
     }
     Ok(tallies)
+}
+
+fn instructions(tallies: &Tallies) -> u64 {
+    tallies.values().map(|tally| tally.instructions).sum()
 }

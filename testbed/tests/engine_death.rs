@@ -314,10 +314,6 @@ fn tokens_that_a_damaged_engine_lost_come_back() {
     let mut ports = [1, 2].map(|node| cluster.open(node, options(9, 4096)));
     let [one, two] = &mut ports;
     let addresses = [one.address(), two.address()];
-    let provide = |port: &mut portolan::Port| {
-        let buffer = port.allocate(4096).unwrap();
-        port.provide_receive_buffer(buffer, Priority::Low).unwrap();
-    };
     (0..BUFFERS).for_each(|_| provide(one));
     for tag in 0..SENDS {
         // Nobody has a buffer for them.
@@ -360,21 +356,7 @@ fn tokens_that_a_damaged_engine_lost_come_back() {
     }
     assert_eq!(one.buffers_provided() as usize, BUFFERS);
     assert_eq!(one.anomalies(), BUFFERS as u64 + SENDS);
-    for tag in 0..2 * BUFFERS as u64 {
-        let options = SendOptions {
-            tag,
-            ..SendOptions::default()
-        };
-        two.send_bytes(addresses[0], &[tag as u8; 1000], options)
-            .unwrap();
-        let event = one.blocking_receive(STEP).unwrap();
-        let Some(Event::Received(message)) = event else {
-            panic!("{event:?}");
-        };
-        assert_eq!((message.tag(), message[0]), (tag, tag as u8));
-        one.provide_receive_buffer(message.into_buffer(), Priority::Low)
-            .unwrap();
-    }
+    takes_messages(one, two, 2 * BUFFERS as u64);
     provide(two);
     one.send_bytes(addresses[1], &[2; 1000], SendOptions::default())
         .unwrap();
@@ -384,6 +366,59 @@ fn tokens_that_a_damaged_engine_lost_come_back() {
             _ => None,
         });
     assert_eq!(came, Some(2));
+}
+
+// An engine that went wrong before it died has written over what the ledger says of a port's generation. Expect: its successor takes the port over
+// all the same, instead of opening it as a new one and forgetting its tokens.
+#[test]
+fn a_port_that_was_served_is_taken_over_whatever_the_ledger_says_of_it() {
+    const BUFFERS: usize = 4;
+    let cluster = Cluster::start_managed(Lab::builder());
+    let daemon = cluster.daemon(1);
+    let ledger = daemon.manager().unwrap().stored_fd("ledger-0").unwrap();
+    let mapping = LedgerMapping::map(&ledger, geometry_of(&ledger)).unwrap();
+    let receives = mapping.ledger().receives(9);
+    let mut ports = [1, 2].map(|node| cluster.open(node, options(9, 4096)));
+    let [one, two] = &mut ports;
+    (0..BUFFERS).for_each(|_| provide(one));
+    until("the engine has every buffer", STEP, || {
+        let out = receives.iter().filter(|fact| is_out(fact));
+        (out.count() == BUFFERS).then_some(())
+    });
+
+    let engine = daemon.engine_pids().unwrap()[0];
+    kill_process(Pid::from_raw(engine).unwrap(), Signal::STOP).unwrap();
+    let word = &mapping.ledger().ports()[9].events_settled;
+    word.fetch_xor(1 << 48, Ordering::AcqRel);
+    kill(engine);
+    wait_replaced(daemon, &[engine]);
+
+    takes_messages(one, two, 2 * BUFFERS as u64);
+    assert_eq!(one.anomalies(), 0);
+}
+
+fn provide(port: &mut portolan::Port) {
+    let buffer = port.allocate(4096).unwrap();
+    port.provide_receive_buffer(buffer, Priority::Low).unwrap();
+}
+
+/// So many messages, one after the other, each into a buffer that is there again afterwards.
+fn takes_messages(to: &mut portolan::Port, from: &mut portolan::Port, messages: u64) {
+    for tag in 0..messages {
+        let options = SendOptions {
+            tag,
+            ..SendOptions::default()
+        };
+        from.send_bytes(to.address(), &[tag as u8; 1000], options)
+            .unwrap();
+        let event = to.blocking_receive(STEP).unwrap();
+        let Some(Event::Received(message)) = event else {
+            panic!("{event:?}");
+        };
+        assert_eq!((message.tag(), message[0]), (tag, tag as u8));
+        to.provide_receive_buffer(message.into_buffer(), Priority::Low)
+            .unwrap();
+    }
 }
 
 /// Has the engine this receive token?

@@ -249,13 +249,9 @@ impl Standby {
         let mut host = EngineHost::new(facts, self.config.default_timeout_ms);
         host.draining = self.draining;
         host.suspect_last_token();
-        for (number, mut port) in self.ports {
+        for (_, mut port) in self.ports {
             port.go_on();
-            if host.knows(number, port.generation()) {
-                restore::restore_mapped(&mut host, port);
-            } else {
-                host.open_mapped(port);
-            }
+            restore::take_up(&mut host, port);
         }
         let durable = restore::durable(&mut host);
         let config = Config {
@@ -355,12 +351,7 @@ pub(super) fn open_port(
         Some(_) => bail!("port {number} is opened before its predecessor was closed"),
         None => {}
     }
-    if host.knows(number, generation) {
-        restore::restore_port(host, parts)
-    } else {
-        host.open_fresh(parts)
-    }
-    .with_context(|| format!("port {number}"))?;
+    restore::take_up_parts(host, parts).with_context(|| format!("port {number}"))?;
     if let Some(port) = host.ports.get(number) {
         waiter.watch_bell(port.engine_bell())?;
     }

@@ -165,6 +165,16 @@ impl Port {
         self.event_cursor = ProducerCursor::new(self.event_ring().published());
     }
 
+    /// Whether an engine ever took or gave anything here.
+    pub(super) fn was_served(&self) -> bool {
+        let indices = [
+            self.send_ring().consumed(),
+            self.provide_ring().consumed(),
+            self.event_ring().published(),
+        ];
+        indices.into_iter().any(|index| index != 0)
+    }
+
     /// Loads a word of every page of both halves but of the arena, and adds them up.
     pub(super) fn touch(&self) -> u64 {
         self.client.touch_tables() ^ self.engine.touch()

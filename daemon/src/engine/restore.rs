@@ -30,16 +30,26 @@ use super::host::{EngineHost, priority, send_id};
 use super::ledger_facts::stream_of;
 use super::ports::{Held, Port, PortParts, Sending};
 
-/// Maps a port that an earlier engine served and takes over its tokens.
-pub(super) fn restore_port(host: &mut EngineHost, parts: PortParts) -> io::Result<()> {
-    restore_mapped(host, Port::map(parts)?);
+/// Maps a port and takes it up.
+pub(super) fn take_up_parts(host: &mut EngineHost, parts: PortParts) -> io::Result<()> {
+    take_up(host, Port::map(parts)?);
     Ok(())
+}
+
+/// Takes over a mapped port that an earlier engine served, or opens one that nobody did. The ledger knows which of the two it is; its word may
+/// have been written over, but what nobody served has no indices.
+pub(super) fn take_up(host: &mut EngineHost, port: Port) {
+    if host.knows(port.number(), port.generation()) || port.was_served() {
+        restore_mapped(host, port);
+    } else {
+        host.open_mapped(port);
+    }
 }
 
 /// Takes over the tokens of a mapped port that an earlier engine served. A port whose memory or records contradict themselves is
 /// returned with its fault set, to be closed like any other; so is one that the predecessor closed without the supervisor's hearing of
 /// it: it must not serve again.
-pub(super) fn restore_mapped(host: &mut EngineHost, mut port: Port) {
+fn restore_mapped(host: &mut EngineHost, mut port: Port) {
     let ledger = host.facts.ledger();
     if let Some(reason) = port.told_closed() {
         port.fail(reason);

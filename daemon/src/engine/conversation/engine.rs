@@ -56,11 +56,7 @@ impl TakeOver {
             // Mapped while standing by; the takeover begins here.
             let mut port = Port::map(memory.parts(generation)).unwrap();
             port.go_on();
-            if host.knows(PORT, generation) {
-                restore::restore_mapped(&mut host, port);
-            } else {
-                host.open_mapped(port);
-            }
+            restore::take_up(&mut host, port);
         }
         let durable = restore::durable(&mut host);
         let config = Config {

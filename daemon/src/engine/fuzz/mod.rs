@@ -297,11 +297,7 @@ fn start(memory: &Memory, now: Nanos, ports: &[(&Halves, u32)]) -> Running {
     let mut host = EngineHost::new(facts, 1_000_000);
     for (halves, generation) in ports {
         let parts = halves.parts(*generation);
-        if host.knows(halves.port, *generation) {
-            restore::restore_port(&mut host, parts).unwrap();
-        } else {
-            host.open_fresh(parts).unwrap();
-        }
+        restore::take_up_parts(&mut host, parts).unwrap();
     }
     let durable = restore::durable(&mut host);
     let config = Config {

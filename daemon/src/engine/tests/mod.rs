@@ -88,11 +88,7 @@ impl Memory {
     /// A new engine, from nothing or from what another left.
     fn take_over(&self) -> (EngineHost, Durable) {
         let mut host = self.host();
-        if host.knows(PORT, GENERATION) {
-            restore::restore_port(&mut host, self.parts()).unwrap();
-        } else {
-            host.open_fresh(self.parts()).unwrap();
-        }
+        restore::take_up_parts(&mut host, self.parts()).unwrap();
         let durable = restore::durable(&mut host);
         (host, durable)
     }
