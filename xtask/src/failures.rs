@@ -1,6 +1,6 @@
 //! What failed, out of the output of `cargo test`: it is said again at the very end, for who keeps only that.
 
-use std::io::{BufRead, BufReader, Read, Write, stdout};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -13,15 +13,15 @@ const AFTERWARDS: Duration = Duration::from_secs(1);
 pub struct Failures(Receiver<String>);
 
 impl Failures {
-    /// Until `output` ends.
-    pub fn of(output: impl Read + Send + 'static) -> Self {
+    /// Until `output` ends; all of it goes on to `to`.
+    pub fn of(output: impl Read + Send + 'static, mut to: impl Write + Send + 'static) -> Self {
         let (tell, told) = channel();
         std::thread::spawn(move || {
             let mut inside = false;
             for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line).into_owned();
                 // Nobody may listen any more, here or there; the tests go on.
-                let _ = writeln!(stdout(), "{line}");
+                let _ = writeln!(to, "{line}");
                 if is_of_a_failure(&line, &mut inside) && tell.send(line).is_err() {
                     inside = false;
                 }
@@ -56,6 +56,8 @@ fn is_of_a_failure(line: &str, inside: &mut bool) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::sink;
+
     use super::*;
 
     const OUTPUT: &str = "running 2 tests\ntest a ... ok\ntest b ... FAILED\n\nfailures:\n\n---- b stdout ----\npanicked\n\n\
@@ -72,9 +74,9 @@ mod tests {
             "    b",
             "test result: FAILED. 1 passed",
         ];
-        assert_eq!(Failures::of(OUTPUT.as_bytes()).lines(), kept);
+        assert_eq!(Failures::of(OUTPUT.as_bytes(), sink()).lines(), kept);
         assert!(
-            Failures::of(&b"test result: ok.\n\xff"[..])
+            Failures::of(&b"test result: ok.\n\xff"[..], sink())
                 .lines()
                 .is_empty()
         );
@@ -83,7 +85,7 @@ mod tests {
     #[test]
     fn not_everything_is_kept() {
         let much = format!("failures:\n{}", "said\n".repeat(1_000));
-        let lines = Failures::of(std::io::Cursor::new(much)).lines();
+        let lines = Failures::of(std::io::Cursor::new(much), sink()).lines();
         assert_eq!(lines.len(), LINES_MAX);
     }
 }

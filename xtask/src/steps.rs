@@ -72,7 +72,8 @@ impl Steps {
         let succeeded = self.check(title, &repeat, || {
             println!("   $ {repeat}");
             let mut child = start(command.stdout(Stdio::piped()))?;
-            let failures = child.stdout.take().map(Failures::of);
+            let failures =
+                (child.stdout.take()).map(|output| Failures::of(output, std::io::stdout()));
             let ended = wait(&mut child, within);
             said = failures.map(Failures::lines).unwrap_or_default();
             ended

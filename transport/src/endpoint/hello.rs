@@ -275,6 +275,8 @@ impl Endpoint {
             return Err(FrameError::UnknownPeer);
         };
         if entry.is_retired(hello.incarnation) {
+            // From the dead, or what took its place was a lie: who is alive answers.
+            self.say_hello(now, slot);
             return Err(FrameError::WrongIncarnation);
         }
         let known = entry.incarnation == hello.incarnation;
@@ -328,7 +330,7 @@ impl Endpoint {
         if hello.echo != self.config.incarnation {
             return Err(FrameError::NotAssociated);
         }
-        if entry.is_retired(hello.incarnation) {
+        if entry.is_retired(hello.incarnation) && !entry.is_alive(now, header) {
             return Err(FrameError::WrongIncarnation);
         }
         if entry.incarnation == hello.incarnation {
@@ -342,7 +344,7 @@ impl Endpoint {
                 return Err(FrameError::NotAssociated);
             }
             let old = entry.incarnation;
-            entry.retire(old);
+            entry.retire(old, hello.incarnation);
             entry.incarnation = hello.incarnation;
             entry.floor = 0;
             entry.begin_epoch(now, header.engine_epoch);
@@ -483,8 +485,7 @@ impl Endpoint {
         match entry.engine_epoch {
             Some(epoch) if epoch == header.engine_epoch => {}
             Some(epoch)
-                if serial_lt(header.engine_epoch, epoch)
-                    && entry.stamps.echo_of(now, header) <= entry.epoch_since =>
+                if serial_lt(header.engine_epoch, epoch) && !entry.is_alive(now, header) =>
             {
                 // From the dead. Or the other epoch was a lie: who is alive echoes what it hears now.
                 self.say_hello(now, slot);

@@ -210,15 +210,24 @@ impl PeerEntry {
     }
 
     /// Takes a superseded incarnation out of the running for good.
-    pub(super) fn retire(&mut self, incarnation: u64) {
-        if incarnation != 0 {
+    pub(super) fn retire(&mut self, old: u64, new: u64) {
+        // It was a lie that this one had gone.
+        for retired in &mut self.retired {
+            *retired = if *retired == new { 0 } else { *retired };
+        }
+        if old != 0 {
             self.retired.rotate_right(1);
-            self.retired[0] = incarnation;
+            self.retired[0] = old;
         }
     }
 
     pub(super) fn is_retired(&self, incarnation: u64) -> bool {
         self.retired.contains(&incarnation)
+    }
+
+    /// Whether who wrote this has heard us since the engine that is known spoke first: the dead hear nothing.
+    pub(super) fn is_alive(&self, now: Nanos, header: &FrameHeader) -> bool {
+        self.stamps.echo_of(now, header) > self.epoch_since
     }
 
     /// What a header of theirs says about time.

@@ -26,6 +26,8 @@ struct Pair {
     double: u64,
     late: u64,
     corrupt: u64,
+    /// Of 1000 frames of each node: their sender lies in them.
+    lies: [u64; 2],
     /// Longer frames are swallowed.
     longest: usize,
     /// Every frame sent, and to whom, for later.
@@ -77,6 +79,7 @@ impl Pair {
             double: 0,
             late: 0,
             corrupt: 0,
+            lies: [0; 2],
             longest: usize::MAX,
             log: Vec::new(),
             next_slot: 0,
@@ -136,6 +139,9 @@ impl Pair {
                 };
                 let mut bytes = frame[..transmit.len].to_vec();
                 let to = usize::from(transmit.peer.node.0 - 1);
+                if self.dice() % 1000 < self.lies[from] {
+                    self.lie(&mut bytes);
+                }
                 self.log.push((to, bytes.clone()));
                 let dice = self.dice() % 1000;
                 if dice < self.loss || bytes.len() > self.longest {
@@ -181,6 +187,22 @@ impl Pair {
             side.endpoint.check_consistency();
         }
         true
+    }
+
+    /// Another value in some field of the headers, and the CRC that fits it.
+    fn lie(&mut self, frame: &mut [u8]) {
+        let headers = usize::from(u16::from_be_bytes([frame[4], frame[5]]));
+        let word = 2 + self.dice() as usize % (headers / 4 - 2);
+        let place = &mut frame[4 * word..4 * word + 4];
+        let truth = u32::from_be_bytes(place.try_into().unwrap());
+        let dice = self.dice();
+        let lie = match dice % 3 {
+            0 => truth ^ 1 << (dice >> 8 & 31),
+            1 => truth.wrapping_add((dice >> 8) as u32 % 100),
+            _ => (dice >> 8) as u32,
+        };
+        place.copy_from_slice(&lie.to_be_bytes());
+        crate::wire::tests::reseal(frame);
     }
 
     fn run_until(&mut self, limit: Nanos, done: impl Fn(&Self) -> bool) -> bool {

@@ -22,4 +22,4 @@ pub use parse::{Chunks, Frame, Parts, PayloadView, parse};
 pub use writer::{FrameWriter, Full, HEADER_AREA_MAX, MAX_CHUNKS, PayloadWriter};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -298,7 +298,7 @@ fn short_is_next(mut chunks: Chunks<'_>) {
 }
 
 /// Recomputes the header CRC, so that what was tampered with is judged by the rules behind the checksum.
-fn reseal(frame: &mut [u8]) {
+pub(crate) fn reseal(frame: &mut [u8]) {
     let header_len = usize::from(u16::from_be_bytes([frame[4], frame[5]]));
     let crc = header_crc(&frame[..header_len]);
     frame[44..48].copy_from_slice(&crc.to_be_bytes());

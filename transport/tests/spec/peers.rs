@@ -6,7 +6,7 @@ use portolan_transport::endpoint::PeerState;
 use portolan_transport::wire::Chunk;
 use portolan_transport::wire::chunk::Hello;
 
-use crate::{any, policy, puppet, reborn};
+use crate::{REBORN, any, policy, puppet, reborn};
 
 // HELLO is repeated after 10 ms, doubling to 500 ms, while somebody waits. transport.md §2.1
 #[test]
@@ -114,6 +114,35 @@ fn s2_4_a_restarted_peer() {
     assert_eq!(outcome[0], "completes 0 MaybeDelivered(PeerRestarted)");
     assert!(any(&outcome, "EAGER 1 start 1, 200 bytes @"), "{outcome:?}");
     assert_eq!((p.host.claimed(), p.host.records()), (0, (1, 0)));
+}
+
+// An incarnation that was taken for superseded. Expect: from the dead, but asked; who answers what only the living heard is believed again, and
+// the other one never was. transport.md §2.4
+#[test]
+fn s2_4_an_incarnation_that_was_never_superseded() {
+    for lives in [false, true] {
+        let mut p = puppet();
+        let (incarnation, header) = (p.incarnation, p.header);
+        reborn(&mut p);
+        p.echo = p.last_heard();
+        (p.incarnation, p.header) = (incarnation, header);
+        let outcome = p.says(p.hello(OUR_INCARNATION));
+        assert_eq!(outcome[0], "dropped: WrongIncarnation");
+        assert!(any(&outcome, "HELLO from us"), "{outcome:?}");
+        if lives {
+            p.echo = p.last_heard();
+        }
+        let outcome = p.says(p.hello_ack(OUR_INCARNATION));
+        assert_eq!(any(&outcome, "peer_restarts +1"), lives, "{outcome:?}");
+        assert_eq!(any(&outcome, "dropped: WrongIncarnation"), !lives);
+        if lives {
+            // It is who it was, and the other one is gone.
+            assert!(any(&p.says(p.hello(OUR_INCARNATION)), "HELLO-ACK"));
+            (p.incarnation, p.header.src_incarnation) = (REBORN, REBORN as u32);
+            let outcome = p.says(p.hello(0));
+            assert_eq!(outcome[0], "dropped: WrongIncarnation");
+        }
+    }
 }
 
 // A replaced engine: what is volatile about it is void, committed numbers stay; its predecessor's frames are from the dead.
