@@ -161,6 +161,7 @@ impl Endpoint {
         let Some(stream) = self.send.get_mut(slot) else {
             return;
         };
+        stream.refusals = 0; // it knows the epoch
         if serial_lt(stream.high, expected) {
             return self.on_contradiction(now, slot, host);
         }
@@ -416,6 +417,7 @@ impl Endpoint {
         let Some(stream) = self.send.get_mut(slot) else {
             return;
         };
+        stream.refusals = 0; // it knows the epoch
         if serial_lt(stream.high, base) {
             return self.on_contradiction(now, slot, host);
         }

@@ -29,11 +29,13 @@ const AHEAD_MAX: u32 = 1 << 30;
 impl Endpoint {
     /// Whether nobody can have drawn the epoch yet, by what is known of the stream or the peer.
     fn is_made_up(&self, peer: u32, known: Option<u32>, epoch: u32) -> bool {
-        let floor = self.peers.get(peer).map_or(0, |entry| entry.floor);
+        let Some(entry) = self.peers.get(peer) else {
+            return false;
+        };
         let stream = known.and_then(|slot| self.receive.get(slot));
         let newest = match stream {
-            Some(stream) => Some(stream.epoch),
-            None => (floor != 0).then_some(floor),
+            Some(stream) if !entry.is_below_floor(stream.epoch) => Some(stream.epoch),
+            _ => (entry.floor != 0).then_some(entry.floor),
         };
         newest.is_some_and(|newest| {
             serial_lt(newest, epoch) && epoch.wrapping_sub(newest) > AHEAD_MAX
@@ -58,7 +60,13 @@ impl Endpoint {
             if epoch == stream.epoch {
                 return self.attach_receiving(slot, peer, host).then_some(slot);
             }
-            if serial_lt(stream.epoch, epoch) {
+            // The floor is past every epoch that was forgotten: what is not below it comes after what is.
+            let below = |epoch| {
+                let entry = self.peers.get(peer);
+                entry.is_some_and(|entry| entry.is_below_floor(epoch))
+            };
+            let passed = below(epoch) && !below(stream.epoch);
+            if serial_lt(stream.epoch, epoch) && !passed {
                 // An old copy, and its sender takes no notice of the answer. Or the record is wrong, left by an engine that was: then nothing
                 // else would ever end the sender's waiting.
                 self.counters.stale_epochs += 1;
