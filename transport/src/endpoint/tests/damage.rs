@@ -273,25 +273,3 @@ fn lies_of_a_dying_engine_hold_nobody_up() {
     }
     assert!(found.is_empty(), "{} of them: {found:?}", found.len());
 }
-
-// Nobody is damaged: a port is opened and closed again and again, each time between a REFUSED and what answers that. Expect: none of the epochs
-// are left out.
-#[test]
-fn a_port_that_comes_and_goes_costs_few_epochs() {
-    const SENDS: u32 = 50;
-    let mut pair = Pair::new(1472);
-    pair.close_port(1);
-    for _ in 0..SENDS {
-        pair.send(0, 2, 100, Nanos::MAX);
-        assert!(settles(&mut pair, SECOND));
-        pair.now += SECOND / 100; // REFUSED is heeded again
-        pair.open_port(1, 1);
-        pair.send(0, 2, 100, Nanos::MAX);
-        pair.run_until(2 * LATENCY, |_| false);
-        pair.close_port(1);
-        assert!(settles(&mut pair, SECOND));
-    }
-    assert!(pair.sides[0].endpoint.counters().streams_reopened >= u64::from(SENDS));
-    let drawn = pair.sides[0].host.epoch;
-    assert!(drawn <= 3 * SENDS, "{drawn} epochs");
-}
