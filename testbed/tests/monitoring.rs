@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use harness::exchange::{between, exchange, options};
 use harness::{Cluster, STEP, until};
+use portolan::SendOptions;
 use portolan_testbed::{DaemonOptions, Lab, ManagerOptions, Node, process};
 use serde_json::Value;
 
@@ -156,7 +157,9 @@ fn whoever_watches_sees_what_happens() {
             .args(["events", "--follow", "--json"]),
     );
 
-    // Messages, short and long, to others and to oneself, into nothing, and without a buffer at first.
+    let node = cluster.lab.node(1);
+    without_a_buffer(&cluster);
+    // Messages, short and long, to others and to oneself, and into nothing.
     let mut one = cluster.open(1, options(9, 1 << 20));
     let mut two = cluster.open(2, options(5, 1 << 20));
     let sizes = [0, 1, 80, 81, 1400, 9000, 70_000, 1 << 20];
@@ -165,7 +168,6 @@ fn whoever_watches_sees_what_happens() {
     exchange(&mut one, own, &[0, 100, 70_000], LIST).unwrap();
     follower.line("port_opened");
     drop(two);
-    let node = cluster.lab.node(1);
     let lost = process::run(node.portolan().args(["ping", "2:77", "-c", "3"]), STEP).unwrap();
     assert!(!lost.status.success());
     portolan(node, &["ping", "2", "-c", "200"]);
@@ -296,6 +298,25 @@ fn whoever_watches_sees_what_happens() {
     if let Some(directory) = std::env::var_os("PORTOLAN_RECORD") {
         record(&cluster, Path::new(&directory));
     }
+}
+
+/// A message each way that nobody has a buffer for, until both sides were told so.
+fn without_a_buffer(cluster: &Cluster) {
+    let mut ports = [1, 2].map(|node| cluster.open(node, options(11, 4096)));
+    let [one, two] = &mut ports;
+    let addresses = [one.address(), two.address()];
+    for (port, to) in [(one, addresses[1]), (two, addresses[0])] {
+        port.send_bytes(to, &[1], SendOptions::default()).unwrap();
+    }
+    let told = |page: &str, name: &str| {
+        let name = format!("portolan_transport_nacks_{name}_total");
+        let mut lines = page.lines().filter(|line| line.starts_with(&name));
+        lines.any(|line| !line.ends_with(" 0"))
+    };
+    until("both are told that there is no buffer", STEP, || {
+        let page = page(cluster.lab.node(1));
+        (told(&page, "sent") && told(&page, "received")).then_some(())
+    });
 }
 
 // A supervisor dies under a follower. Expect: it goes on with the next one.
