@@ -47,33 +47,22 @@ struct Done {
 
 impl Steps {
     /// Runs a program as a step. Whether it succeeded; an error only when interrupted.
-    pub fn run(
-        &mut self,
-        title: &'static str,
-        mut command: Command,
-        within: Duration,
-    ) -> Result<bool> {
-        let repeat = with_environment(&command);
-        self.check(title, &repeat, || {
-            println!("   $ {repeat}");
-            run_to_end(&mut command, within)
-        })
+    pub fn run(&mut self, title: &'static str, command: Command, within: Duration) -> Result<bool> {
+        self.start(title, command, |command| run_to_end(command, within))
     }
 
     /// Runs `cargo test` as a step. What fails is said again at the end.
     pub fn test(
         &mut self,
         title: &'static str,
-        mut command: Command,
+        command: Command,
         within: Duration,
     ) -> Result<bool> {
-        let repeat = with_environment(&command);
         let mut said = Vec::new();
-        let succeeded = self.check(title, &repeat, || {
-            println!("   $ {repeat}");
+        let succeeded = self.start(title, command, |command| {
             let mut child = start(command.stdout(Stdio::piped()))?;
-            let failures =
-                (child.stdout.take()).map(|output| Failures::of(output, std::io::stdout()));
+            let output = child.stdout.take();
+            let failures = output.map(|output| Failures::of(output, std::io::stdout()));
             let ended = wait(&mut child, within);
             said = failures.map(Failures::lines).unwrap_or_default();
             ended
@@ -82,6 +71,20 @@ impl Steps {
             done.said = said;
         }
         Ok(succeeded)
+    }
+
+    /// A step that `command` repeats.
+    fn start(
+        &mut self,
+        title: &'static str,
+        mut command: Command,
+        work: impl FnOnce(&mut Command) -> Result<()>,
+    ) -> Result<bool> {
+        let repeat = with_environment(&command);
+        self.check(title, &repeat, || {
+            println!("   $ {repeat}");
+            work(&mut command)
+        })
     }
 
     /// Runs a closure as a step that `repeat` repeats.

@@ -209,9 +209,9 @@ impl PeerEntry {
         epoch.wrapping_add(1).max(1)
     }
 
-    /// Takes a superseded incarnation out of the running for good.
+    /// `new` takes the place of `old`, which is out of the running unless it proves that it is alive.
     pub(super) fn retire(&mut self, old: u64, new: u64) {
-        // It was a lie that this one had gone.
+        // If it was out itself, that was a lie.
         for retired in &mut self.retired {
             *retired = if *retired == new { 0 } else { *retired };
         }

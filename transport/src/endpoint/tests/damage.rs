@@ -1,4 +1,4 @@
-//! What an engine left behind that was not itself any more: numbers that contradict each other, and those of the peer. A number that
+//! What an engine left behind, or said, that was not itself any more: numbers and epochs that contradict each other, and those of the peer. A number that
 //! jumped to one that was in use may have a send told as delivered: nobody can know. But whatever was sent ends, and streams go on.
 
 use std::collections::BTreeSet;
@@ -81,8 +81,24 @@ fn settles(pair: &mut Pair, limit: Nanos) -> bool {
     })
 }
 
-fn cases() -> impl Iterator<Item = (Profile, i32)> {
-    (Profile::ALL.into_iter()).flat_map(|profile| JUMPS.map(|by| (profile, by)))
+/// Tries every case; complains of all in which something stood still, by name.
+fn none_stands_still<C: Copy + core::fmt::Debug>(
+    cases: impl IntoIterator<Item = C>,
+    try_one: impl Fn(C) -> Result<(), &'static str>,
+) {
+    let tried = cases.into_iter();
+    let found: Vec<_> = tried
+        .filter_map(|case| Some((case, try_one(case).err()?)))
+        .collect();
+    assert!(found.is_empty(), "{} of them: {found:?}", found.len());
+}
+
+/// Every profile with every one of these.
+fn profiles_with<T: Copy>(
+    all: impl IntoIterator<Item = T> + Clone,
+) -> impl Iterator<Item = (Profile, T)> {
+    let with = move |profile| all.clone().into_iter().map(move |one| (profile, one));
+    Profile::ALL.into_iter().flat_map(with)
 }
 
 fn jump(number: u32, by: i32) -> u32 {
@@ -92,35 +108,27 @@ fn jump(number: u32, by: i32) -> u32 {
 // The engine that dies had accepted its last sends under numbers that were not due, and counted on from there.
 #[test]
 fn numbers_that_jumped_before_a_takeover_hold_nobody_up() {
-    let mut found = Vec::new();
-    for (profile, by) in cases() {
-        for sound in [0, 1, 9] {
-            let (mut pair, sends) = under_way(profile);
-            let host = &mut pair.sides[0].host;
-            for accepted in &mut host.accepted {
-                if sends[sound..].contains(&accepted.0.id.slot) {
-                    accepted.3 = jump(accepted.3, by);
-                }
-            }
-            for stream in host.sending.values_mut() {
-                stream.3 = jump(stream.3, by);
-            }
-            if let Err(what) = goes_on(pair, 0) {
-                found.push((profile, by, sound, what));
+    let cases =
+        profiles_with(JUMPS).flat_map(|(profile, by)| [0, 1, 9].map(|sound| (profile, by, sound)));
+    none_stands_still(cases, |(profile, by, sound)| {
+        let (mut pair, sends) = under_way(profile);
+        let host = &mut pair.sides[0].host;
+        for accepted in &mut host.accepted {
+            if sends[sound..].contains(&accepted.0.id.slot) {
+                accepted.3 = jump(accepted.3, by);
             }
         }
-    }
-    assert!(found.is_empty(), "{found:?}");
+        for stream in host.sending.values_mut() {
+            stream.3 = jump(stream.3, by);
+        }
+        goes_on(pair, 0)
+    });
 }
 
 // Every send has its own wrong number, some the same; the next number is one more of them.
 #[test]
 fn numbers_all_over_the_place_hold_nobody_up() {
-    let mut found = Vec::new();
-    for (profile, seed) in Profile::ALL
-        .into_iter()
-        .flat_map(|p| (1..tries(200)).map(move |s| (p, s)))
-    {
+    none_stands_still(profiles_with(1..tries(200)), |(profile, seed)| {
         let (mut pair, sends) = under_way(profile);
         pair.random ^= seed.wrapping_mul(0x1234_5678_9abc_def1);
         let reach = [30, 300, 3_000][seed as usize % 3];
@@ -136,99 +144,78 @@ fn numbers_all_over_the_place_hold_nobody_up() {
         for stream in host.sending.values_mut() {
             stream.3 = jump(stream.3, jumps[0]);
         }
-        if let Err(what) = goes_on(pair, 0) {
-            found.push((profile, seed, what));
-        }
-    }
-    assert!(found.is_empty(), "{found:?}");
+        goes_on(pair, 0)
+    });
 }
 
 // Nothing is under way; the number that is used next is another.
 #[test]
 fn a_next_number_that_jumped_holds_nobody_up() {
-    let mut found = Vec::new();
-    for (profile, by) in cases() {
+    none_stands_still(profiles_with(JUMPS), |(profile, by)| {
         let (mut pair, _) = under_way(profile);
         assert!(pair.run_until(SECOND, Pair::all_settled));
         for stream in pair.sides[0].host.sending.values_mut() {
             stream.3 = jump(stream.3, by);
         }
-        if let Err(what) = goes_on(pair, 0) {
-            found.push((profile, by, what));
-        }
-    }
-    assert!(found.is_empty(), "{found:?}");
+        goes_on(pair, 0)
+    });
 }
 
 // The receiver expects another number than it did.
 #[test]
 fn a_base_that_jumped_holds_nobody_up() {
-    let mut found = Vec::new();
-    for (profile, by) in cases() {
+    none_stands_still(profiles_with(JUMPS), |(profile, by)| {
         let (mut pair, _) = under_way(profile);
         for stream in pair.sides[1].host.receiving.values_mut() {
             stream.3 = jump(stream.3, by);
         }
-        if let Err(what) = goes_on(pair, 1) {
-            found.push((profile, by, what));
-        }
-    }
-    assert!(found.is_empty(), "{found:?}");
+        goes_on(pair, 1)
+    });
 }
 
 // The engine that dies had written another epoch into its last frames. Expect: its successor, whose epoch is lower, is believed all the same, also
 // if it is the one that speaks first.
 #[test]
 fn an_epoch_that_was_never_true_holds_nobody_up() {
-    let mut found = Vec::new();
-    for by in [1, 2, 31, 1 << 20, (1 << 31) - 1] {
-        for speaks in [0, 1] {
-            let (mut pair, _) = under_way(Profile::Default);
-            assert!(pair.run_until(SECOND, Pair::all_settled));
-            let epoch = pair.sides[0].endpoint.config.engine_epoch;
-            pair.sides[0].endpoint.config.engine_epoch = epoch + by;
-            pair.send(0, 2, 100, Nanos::MAX);
-            pair.run_until(5 * LATENCY, |_| false);
-            pair.sides[0].endpoint.config.engine_epoch = epoch;
-            for _ in 0..10 {
-                pair.send(speaks, 2 - speaks as u16, 4_000, Nanos::MAX);
-            }
-            if let Err(what) = goes_on(pair, 0) {
-                found.push((by, speaks, what));
-            }
+    let cases = [1, 2, 31, 1 << 20, (1 << 31) - 1].map(|by| [(by, 0), (by, 1)]);
+    none_stands_still(cases.into_iter().flatten(), |(by, speaks)| {
+        let (mut pair, _) = under_way(Profile::Default);
+        assert!(pair.run_until(SECOND, Pair::all_settled));
+        let epoch = pair.sides[0].endpoint.config.engine_epoch;
+        pair.sides[0].endpoint.config.engine_epoch = epoch + by;
+        pair.send(0, 2, 100, Nanos::MAX);
+        pair.run_until(5 * LATENCY, |_| false);
+        pair.sides[0].endpoint.config.engine_epoch = epoch;
+        for _ in 0..10 {
+            pair.send(speaks, 2 - speaks as u16, 4_000, Nanos::MAX);
         }
-    }
-    assert!(found.is_empty(), "{found:?}");
+        goes_on(pair, 0)
+    });
 }
 
 // The engine that dies had opened its stream under an epoch that it never drew. Expect: the stream goes on under one that comes after it. What was
 // delivered under the lie may come again: REFUSED proves to a successor that nothing was. End-to-end integrity says so.
 #[test]
 fn a_stream_epoch_that_was_never_drawn_holds_nobody_up() {
-    let mut found = Vec::new();
-    for profile in Profile::ALL {
-        for by in [1, 2, 31, 1 << 20, (1 << 31) - 1] {
-            let (mut pair, _) = under_way(profile);
-            assert!(pair.run_until(SECOND, Pair::all_settled));
-            pair.send(0, 2, 100, Nanos::MAX);
-            let sending = &mut pair.sides[0].endpoint.send;
-            let slot = sending.iter().next().unwrap().0;
-            let stream = sending.get_mut(slot).unwrap();
-            (stream.epoch, stream.established) = (stream.epoch + by, false);
-            pair.run_until(5 * LATENCY, |_| false);
-            if let Err(what) = went_on(pair, 0) {
-                found.push((profile, by, what));
-            }
-        }
-    }
-    assert!(found.is_empty(), "{found:?}");
+    let cases = profiles_with([1, 2, 31, 1 << 20, (1 << 31) - 1]);
+    none_stands_still(cases, |(profile, by)| {
+        let (mut pair, _) = under_way(profile);
+        assert!(pair.run_until(SECOND, Pair::all_settled));
+        pair.send(0, 2, 100, Nanos::MAX);
+        let sending = &mut pair.sides[0].endpoint.send;
+        let slot = sending.iter().next().unwrap().0;
+        let stream = sending.get_mut(slot).unwrap();
+        (stream.epoch, stream.established) = (stream.epoch + by, false);
+        pair.run_until(5 * LATENCY, |_| false);
+        went_on(pair, 0).map(drop)
+    });
 }
 
 // The engine that dies had closed an epoch that it never drew. Expect: as above; if the epoch may be one that was drawn, later ones are reached soon.
 #[test]
 fn an_epoch_that_was_closed_and_never_drawn_holds_nobody_up() {
-    let mut found = Vec::new();
-    for by in [1, 31, 1 << 20, 1 << 30, (1 << 30) + 1, (1 << 31) - 1] {
+    let cases = [1, 31, 1 << 20, 1 << 30, (1 << 30) + 1, (1 << 31) - 1];
+    none_stands_still(cases, |by| {
         let (mut pair, _) = under_way(Profile::Default);
         assert!(pair.run_until(SECOND, Pair::all_settled));
         let mut wire = pair.sides[0].endpoint.send.iter().next().unwrap().1.wire();
@@ -237,39 +224,25 @@ fn an_epoch_that_was_closed_and_never_drawn_holds_nobody_up() {
         let (node, queue) = (NodeId(1), 0);
         let peer = endpoint.peer_index[&Peer { node, queue }];
         endpoint.on_close(peer, &wire, host);
-        if let Err(what) = goes_on(pair, 0) {
-            found.push((by, what));
-        }
-    }
-    assert!(found.is_empty(), "{found:?}");
+        goes_on(pair, 0)
+    });
 }
 
 // An engine that is not itself any more lies in some of its frames, until it dies. Expect: nobody panics, and once its successor is there everything
 // goes on, both ways. What was believed meanwhile is not judged.
 #[test]
 fn lies_of_a_dying_engine_hold_nobody_up() {
-    let mut found = Vec::new();
-    for profile in Profile::ALL {
-        for seed in 1..tries(300) {
-            if let Ok(c) = std::env::var("CASE")
-                && c != alloc::format!("{profile:?}:{seed}")
-            {
-                continue;
-            }
-            let (mut pair, _) = under_way(profile);
-            pair.random ^= seed.wrapping_mul(0x1234_5678_9abc_def1);
-            pair.lies[0] = [30, 300, 1_000][seed as usize % 3];
-            for _ in 0..8 {
-                let len = [100, 3_000, 40_000][pair.dice() as usize % 3];
-                pair.send(0, 2, len, Nanos::MAX);
-                pair.send(1, 1, len, Nanos::MAX);
-                pair.run_until(5 * LATENCY, |_| false);
-            }
-            pair.lies[0] = 0;
-            if let Err(what) = went_on_within(60 * SECOND, pair, 0) {
-                found.push((profile, seed, what));
-            }
+    none_stands_still(profiles_with(1..tries(300)), |(profile, seed)| {
+        let (mut pair, _) = under_way(profile);
+        pair.random ^= seed.wrapping_mul(0x1234_5678_9abc_def1);
+        pair.lies[0] = [30, 300, 1_000][seed as usize % 3];
+        for _ in 0..8 {
+            let len = [100, 3_000, 40_000][pair.dice() as usize % 3];
+            pair.send(0, 2, len, Nanos::MAX);
+            pair.send(1, 1, len, Nanos::MAX);
+            pair.run_until(5 * LATENCY, |_| false);
         }
-    }
-    assert!(found.is_empty(), "{} of them: {found:?}", found.len());
+        pair.lies[0] = 0;
+        went_on_within(60 * SECOND, pair, 0).map(drop)
+    });
 }
