@@ -48,6 +48,17 @@ impl Running {
         Self { child, said, file }
     }
 
+    /// Until something that passes is written: every engine has its ring.
+    fn grows(&self, ports: &mut [portolan::Port; 2]) {
+        let length = || fs::metadata(&self.file).unwrap().len();
+        let before = length();
+        until("frames are written", STEP, || {
+            let [one, two] = ports;
+            between(one, two, &[8], STEP);
+            (length() > before).then_some(())
+        });
+    }
+
     /// Ctrl-C; what it said, and the file.
     fn end(mut self) -> (String, PathBuf) {
         kill_process(Pid::from_child(&self.child), Signal::INT).unwrap();
@@ -182,6 +193,8 @@ fn a_capture_goes_on_with_the_next_engine() {
     let open = |node, port| cluster.open(node, options(port, 200_000));
     let ports = &mut [open(1, 10), open(2, 10)];
     talk(ports);
+    capture.grows(ports);
+    talk(ports);
     let engine = cluster.daemon(1).engine_pids().unwrap()[0];
     kill_process(Pid::from_raw(engine).unwrap(), Signal::KILL).unwrap();
     talk(ports);
@@ -212,15 +225,10 @@ fn a_capture_goes_on_with_the_next_supervisor() {
     let ports = &mut [open(1, 10), open(2, 10)];
     talk(ports);
     let until_then = counted(&cluster);
-    let length = || fs::metadata(&capture.file).unwrap().len();
-    let (manager, before) = (cluster.daemon(1).manager().unwrap(), length());
+    let manager = cluster.daemon(1).manager().unwrap();
     let start = manager.kill().unwrap();
     manager.wait_ready(start, STEP).unwrap();
-    until("frames are written again", STEP, || {
-        let [one, two] = ports;
-        between(one, two, &[8], STEP);
-        (length() > before).then_some(())
-    });
+    capture.grows(ports);
     let from_then = counted(&cluster);
     talk(ports);
     let after = counted(&cluster);
