@@ -15,6 +15,8 @@ use portolan_testbed::{Daemon, DaemonOptions, Lab, Manager, ManagerOptions};
 
 /// Who talks.
 const EVERYBODY: [(u16, u16); 4] = [(1, 10), (1, 11), (2, 10), (2, 11)];
+/// include/linux/sched.h: the process is being taken down.
+const PF_EXITING: u64 = 0x4;
 
 fn manager(cluster: &Cluster, node: u16) -> &Manager {
     cluster.daemon(node).manager().unwrap()
@@ -70,9 +72,13 @@ fn standby_pids(cluster: &Cluster, node: u16) -> Vec<i32> {
         .args(["netns", "pids", &namespace])
         .output();
     let pids = String::from_utf8(output.unwrap().stdout).unwrap();
+    // Whoever is being taken down does not stand by; on a busy machine that takes longer than to succeed it.
     let is_engine = |pid: &i32| {
-        let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
-        name.is_ok_and(|name| name.trim() == "portoland-eng")
+        let line = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let after_name = line.rsplit_once("(portoland-eng) ");
+        let flags =
+            after_name.and_then(|(_, fields)| fields.split(' ').nth(6)?.parse::<u64>().ok());
+        flags.is_some_and(|flags| flags & PF_EXITING == 0)
     };
     let pids = pids.split_whitespace().map(|pid| pid.parse().unwrap());
     pids.filter(is_engine)
