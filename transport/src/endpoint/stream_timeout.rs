@@ -21,10 +21,16 @@ use crate::policy::{OnTimeout, Policy, Recovery};
 const CLOSE_TRIES: u8 = 10;
 
 impl SendStream {
-    /// The timer's data. False: it sends PROBE.
-    fn resend_on_timeout(&mut self, now: Nanos, patience: Nanos, policy: &Policy) -> bool {
+    /// The timer's data. False: it sends PROBE. `broke`: there is no credit at all.
+    fn resend_on_timeout(
+        &mut self,
+        now: Nanos,
+        patience: Nanos,
+        broke: bool,
+        policy: &Policy,
+    ) -> bool {
         // Without credit nothing would go out, and the frame that brings more may be the one that was lost: only asking helps.
-        let asks = policy.on_timeout == OnTimeout::Probe || self.starved;
+        let asks = policy.on_timeout == OnTimeout::Probe || (self.starved && broke);
         if asks || self.not_ready.is_some() || !self.outstanding() {
             return false;
         }
@@ -110,7 +116,12 @@ impl Endpoint {
                 if entry.last_heard.saturating_add(first_rto) <= now {
                     entry.window.silence(now, first_rto, &self.config.policy);
                 }
-                stream.probe = !stream.resend_on_timeout(now, first_rto, &self.config.policy);
+                let broke = entry.may_fill(&self.config.policy) == 0;
+                let policy = &self.config.policy;
+                // What wanted credit may be held back since, while there is some for what was lost; or what there is may not do.
+                let starved = stream.starved;
+                let again = stream.resend_on_timeout(now, first_rto, broke, policy);
+                stream.probe = starved || !again;
                 for message in &mut stream.queue {
                     if matches!(message.state, MessageState::Null(_)) {
                         message.null_due = true;

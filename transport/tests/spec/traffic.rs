@@ -391,3 +391,32 @@ fn s10_unasked_traffic_follows_the_delay() {
         "{free:?}"
     );
 }
+
+// A timer that sends data again, and credit for two messages. Both are lost, a third waits for credit; the second is given up at its deadline, which holds
+// back the third; then there is credit. Expect: the first goes again, though what wanted credit may not. transport.md §7.4, §7.5
+#[test]
+fn s7_5_credit_that_nobody_waits_for_any_more() {
+    let policy = Policy {
+        recovery: Recovery::WholeMessage,
+        on_timeout: OnTimeout::Resend,
+        order: Order::Arrival,
+        window_messages: 16,
+        coalesce: false,
+        ..policy()
+    };
+    let mut p = Puppet::stranger(policy, 8, 1458);
+    p.credit = 2;
+    p.greets();
+    p.sends(100);
+    let until = p.now + MS;
+    assert!(any(&p.sends_until(100, until), "EAGER 1"));
+    assert_eq!(p.sends(100), ["credit_stalls +1"]);
+    p.waits(MS + MS / 2);
+    p.credit = 8;
+    let outcome = p.says_all(Vec::new());
+    let later = p.waits(20 * MS);
+    assert!(
+        any(&outcome, "EAGER 0") || any(&later, "EAGER 0"),
+        "{outcome:?} {later:?}"
+    );
+}
