@@ -49,6 +49,8 @@ pub struct TransportPolicy {
     pub eager_buffers: Option<u32>,
     /// [`Policy::eager_budget_buffers`].
     pub eager_budget_buffers: Option<u32>,
+    /// [`Policy::unasked_bytes`].
+    pub unasked_bytes: Option<u32>,
     /// [`Policy::grant_bytes`].
     pub grant_bytes: Option<u32>,
     /// [`Policy::grant_budget_bytes`].
@@ -110,6 +112,7 @@ impl TransportPolicy {
             eager_budget_buffers: self
                 .eager_budget_buffers
                 .unwrap_or(base.eager_budget_buffers),
+            unasked_bytes: self.unasked_bytes.unwrap_or(base.unasked_bytes),
             grant_bytes: self.grant_bytes.unwrap_or(base.grant_bytes),
             grant_budget_bytes: self.grant_budget_bytes.unwrap_or(base.grant_budget_bytes),
             crowd: self.crowd.unwrap_or(base.crowd),
@@ -193,6 +196,7 @@ mod tests {
             coalesce: Some(true),
             eager_buffers: Some(11),
             eager_budget_buffers: Some(1100),
+            unasked_bytes: Some(256),
             grant_bytes: Some(13),
             grant_budget_bytes: Some(1300),
             crowd: Some(17),
@@ -211,6 +215,7 @@ mod tests {
             coalesce: true,
             eager_buffers: 11,
             eager_budget_buffers: 1100,
+            unasked_bytes: 256,
             grant_bytes: 13,
             grant_budget_bytes: 1300,
             crowd: 17,

@@ -97,10 +97,10 @@ field(ProtoField.string, "malformed", "Malformed")
 field(ProtoField.none, "chunk", "Chunk")
 field(u8, "chunk.kind", "Kind", base.DEC, KIND_NAMES)
 field(u8, "chunk.flags", "Flags", base.HEX)
-for bit, name in ipairs { "PAYLOAD", "START", "HIGH", "ACK-NOW", "ACK-LAZY" } do
+for bit, name in ipairs { "PAYLOAD", "START", "HIGH", "ACK-NOW", "ACK-LAZY", "UNASKED" } do
     field(ProtoField.bool, "chunk." .. name:lower():gsub("-", "_"), name, 8, nil, 2 ^ (bit - 1))
 end
-field(u8, "chunk.reserved", "Reserved", base.HEX, nil, 0xe0)
+field(u8, "chunk.reserved", "Reserved", base.HEX, nil, 0xc0)
 field(u16, "chunk.length", "Chunk header", base.UNIT_STRING, BYTES_UNIT)
 field(u16, "payload.length", "Payload length", base.UNIT_STRING, BYTES_UNIT)
 field(u32, "payload.crc", "Payload CRC32C", base.HEX)
@@ -135,6 +135,7 @@ field(u16, "hello.window", "Window", base.UNIT_STRING, { " message", " messages"
 field(u8, "hello.recovery", "Recovery", base.DEC, RECOVERIES)
 field(u8, "hello.ack_rule", "Acknowledgement rule", base.DEC, ACK_RULES)
 field(u8, "hello.order", "Order of commits", base.DEC, ORDERS)
+field(u8, "hello.unasked", "Taken unasked of a long message (units of 256 bytes)", base.DEC)
 field(ProtoField.string, "hello.name", "Node's name")
 
 -- Found by comparing frames.
@@ -182,7 +183,7 @@ end
 local HELLO = {
     "hello.incarnation", 8, "hello.echo", 8, "hello.cluster", 8, "hello.wire_min", 1, "hello.wire_max", 1, "hello.queues", 1,
     "hello.name_len", 1, "hello.max_frame", 2, "hello.window", 2, "hello.recovery", 1, "hello.ack_rule", 1, "hello.order", 1,
-    "reserved", 1,
+    "hello.unasked", 1,
 }
 local PATH = { "size", 2, "reserved", 2, "nonce", 4 }
 
@@ -914,7 +915,7 @@ local function show_payload(tree, frame, chunk, i, raw)
 end
 
 local HEADER_FLAGS = { "flags.crowded", "flags.return_credit", "flags.reserved" }
-local CHUNK_FLAGS = { "chunk.payload", "chunk.start", "chunk.high", "chunk.ack_now", "chunk.ack_lazy", "chunk.reserved" }
+local CHUNK_FLAGS = { "chunk.payload", "chunk.start", "chunk.high", "chunk.ack_now", "chunk.ack_lazy", "chunk.unasked", "chunk.reserved" }
 
 local function put_flags(tree, name, at, len, bits)
     local item, range = put(tree, F[name], at, len), shown.tvb(at, len)

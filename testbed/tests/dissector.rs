@@ -152,6 +152,7 @@ fn data(number: u32, bytes: &[u8]) -> Sample {
         stream: STREAM,
         number,
         offset: 0,
+        unasked: false,
         payload: payload(bytes),
     };
     (chunk, bytes.to_vec())

@@ -297,6 +297,7 @@ impl Assault<'_> {
             stream: STREAM,
             number,
             offset: from as u32,
+            unasked: false,
             payload: payload(bytes),
         };
         self.forger.build(&[(chunk, bytes)])
@@ -356,6 +357,7 @@ fn every_broken_frame_is_counted_and_dropped(encap: Encap, mtu: u32) {
         tag: 0x1096,
         ack: AckMode::Policy,
         total: 600,
+        unasked: false,
         payload: payload(&message[..200]),
     };
     let frame = assault.forger.build(&[(rts, &message[..200])]);

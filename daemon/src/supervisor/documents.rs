@@ -160,6 +160,7 @@ fn transport_document(config: &Config) -> Value {
         "coalesce": policy.coalesce,
         "eager_buffers": policy.eager_buffers,
         "eager_budget_buffers": policy.eager_budget_buffers,
+        "unasked_bytes": policy.unasked_bytes,
         "grant_bytes": policy.grant_bytes,
         "grant_budget_bytes": policy.grant_budget_bytes,
         "crowd": policy.crowd,

@@ -332,6 +332,9 @@ fn policy(rng: &mut Rng, profile: Profile, silence: bool) -> Policy {
         policy.grant_bytes = rng.between(1, 100_000) as u32;
         policy.grant_budget_bytes = policy.grant_bytes + rng.below(200_000) as u32;
     }
+    if rng.chance(300) {
+        policy.unasked_bytes = 256 * rng.below(256) as u32;
+    }
     if rng.chance(200) {
         policy.crowd = rng.below(4) as u32;
     }

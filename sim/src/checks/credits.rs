@@ -110,6 +110,7 @@ fn is_charged(seen: &FrameSeen<'_>) -> bool {
     seen.frame.chunks().any(|(chunk, _)| match chunk {
         Chunk::Eager { .. } => true,
         Chunk::Rts { payload, .. } => payload.len > 0,
+        Chunk::Data { unasked, .. } => unasked,
         _ => false,
     })
 }

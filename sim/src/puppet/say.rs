@@ -58,6 +58,14 @@ impl Say {
         self
     }
 
+    /// A request that is followed by more without a grant, or the bytes that follow so.
+    pub fn unasked(mut self) -> Self {
+        if let Chunk::Rts { unasked, .. } | Chunk::Data { unasked, .. } = &mut self.chunk {
+            *unasked = true;
+        }
+        self
+    }
+
     /// With a payload that does not match its checksum.
     pub fn corrupt(mut self) -> Self {
         self.payload[0] ^= 1;
@@ -69,6 +77,7 @@ impl Say {
         match self.chunk {
             Chunk::Eager { .. } => 1,
             Chunk::Rts { payload, .. } => u32::from(payload.len > 0),
+            Chunk::Data { unasked, .. } => u32::from(unasked),
             _ => 0,
         }
     }
@@ -175,6 +184,7 @@ impl Puppet {
             max_frame: self.config.max_frame,
             window: policy.window_messages as u16,
             policy: policy.wire(),
+            unasked: 0,
             name: "two",
         }
     }
@@ -269,6 +279,7 @@ impl Puppet {
                 tag,
                 ack: AckMode::Policy,
                 total,
+                unasked: false,
                 payload,
             },
             payload: bytes,
@@ -283,6 +294,7 @@ impl Puppet {
                 stream: self.stream(),
                 number: at(number),
                 offset: from,
+                unasked: false,
                 payload,
             },
             payload: bytes,

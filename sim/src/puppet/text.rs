@@ -79,24 +79,28 @@ fn line(chunk: &Chunk<'_>) -> String {
             number,
             ack,
             total,
+            unasked,
             payload,
             ..
         } => format!(
-            "RTS {}{}, {} of {total} bytes{}",
+            "RTS {}{}, {} of {total} bytes{}{}",
             n(*number),
             start(*s),
             payload.len,
+            if *unasked { " and more" } else { "" },
             mode(*ack)
         ),
         Chunk::Data {
             number,
             offset,
+            unasked,
             payload,
             ..
         } => format!(
-            "DATA {} {offset}..{}",
+            "DATA {} {offset}..{}{}",
             n(*number),
-            offset + u32::from(payload.len)
+            offset + u32::from(payload.len),
+            if *unasked { " unasked" } else { "" }
         ),
         Chunk::Cts {
             number,

@@ -126,6 +126,7 @@ impl Forger {
             max_frame: self.theirs.max_frame,
             window: 64,
             policy: self.theirs.policy,
+            unasked: 0,
             name: "forger",
         }
     }

@@ -62,6 +62,7 @@ fn hello(from: u16, ack_rule: u8) -> Hello<'static> {
             ack_rule,
             order: 1,
         },
+        unasked: 17,
         name: "n",
     }
 }
@@ -97,6 +98,7 @@ fn rts(number: u32, total: u32, len: usize) -> Sample {
         tag: 0,
         ack: AckMode::Policy,
         total,
+        unasked: false,
         payload: payload(&bytes),
     };
     (chunk, bytes)
@@ -108,6 +110,7 @@ fn data(number: u32, offset: u32, len: usize) -> Sample {
         stream: STREAM,
         number,
         offset,
+        unasked: false,
         payload: payload(&bytes),
     };
     (chunk, bytes)

@@ -39,6 +39,7 @@ struct Flags {
     start: bool,
     high: bool,
     ack: AckMode,
+    unasked: bool,
 }
 
 impl Expected {
@@ -148,7 +149,7 @@ impl Expected {
         self.add("hello.recovery", hello.policy.recovery);
         self.add("hello.ack_rule", hello.policy.ack_rule);
         self.add("hello.order", hello.policy.order);
-        self.bytes("reserved", &[0]);
+        self.add("hello.unasked", hello.unasked);
         if !hello.name.is_empty() {
             self.add("hello.name", hello.name);
         }
@@ -222,6 +223,7 @@ impl Expected {
                     start,
                     high,
                     ack,
+                    unasked: false,
                 };
                 (4, "EAGER", flags)
             }
@@ -232,6 +234,7 @@ impl Expected {
                 tag,
                 ack,
                 total,
+                unasked,
                 payload,
             } => {
                 self.payload(*payload, bytes);
@@ -245,6 +248,7 @@ impl Expected {
                     start,
                     high,
                     ack,
+                    unasked: *unasked,
                 };
                 (5, "RTS", flags)
             }
@@ -252,14 +256,20 @@ impl Expected {
                 stream,
                 number,
                 offset,
+                unasked,
                 payload,
             } => {
                 self.payload(*payload, bytes);
-                let payload = true;
+                let (payload, unasked) = (true, *unasked);
                 let flags = self.stream(h, true, stream);
                 self.add("number", number);
                 self.add("offset", offset);
-                (6, "DATA", Flags { payload, ..flags })
+                let flags = Flags {
+                    payload,
+                    unasked,
+                    ..flags
+                };
+                (6, "DATA", flags)
             }
             Chunk::Cts {
                 stream,
@@ -390,8 +400,15 @@ impl Expected {
     fn flags(&mut self, flags: &Flags) {
         let now = flags.ack == AckMode::Immediate;
         let lazy = flags.ack == AckMode::Lazy;
-        let bits = [flags.payload, flags.start, flags.high, now, lazy];
-        let names = ["payload", "start", "high", "ack_now", "ack_lazy"];
+        let Flags {
+            payload,
+            start,
+            high,
+            unasked,
+            ..
+        } = *flags;
+        let bits = [payload, start, high, now, lazy, unasked];
+        let names = ["payload", "start", "high", "ack_now", "ack_lazy", "unasked"];
         let mut byte = 0;
         for (bit, (name, set)) in names.iter().zip(bits).enumerate() {
             self.add(&format!("chunk.{name}"), u8::from(set));

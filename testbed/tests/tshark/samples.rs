@@ -63,6 +63,7 @@ fn hello(name: &'static str) -> Hello<'static> {
             ack_rule: 1,
             order: 2,
         },
+        unasked: 17,
         name,
     }
 }
@@ -87,6 +88,7 @@ fn rts(start: Option<u32>, ack: AckMode, total: u32, bytes: Vec<u8>) -> Sample {
         tag: 9,
         ack,
         total,
+        unasked: total == 100_000,
         payload: payload(&bytes),
     };
     (chunk, bytes)
@@ -139,6 +141,7 @@ pub fn samples_after(chunk: Option<&Chunk<'_>>) -> Vec<Sample> {
                 stream: LOW,
                 number: 6,
                 offset,
+                unasked: offset == 33,
                 payload: payload(&bytes),
             };
             vec![

@@ -302,6 +302,9 @@ impl Endpoint {
             (message.long, message.granted, message.sent) = (true, 0, 0);
         }
         message.granted = message.granted.max(granted);
+        if granted >= message.unasked {
+            message.unasked = 0; // asked for now
+        }
         stream.hungry = true;
         (message.received, message.lost) = (true, false);
         let sent = message.sent;

@@ -31,9 +31,16 @@ const ACKS_BACK: usize = 64 * ACK_WORDS;
 /// What a first chunk is.
 #[derive(Clone, Copy)]
 pub(super) enum First {
-    Message { total: u32, tag: u64, ack: AckMode },
+    Message {
+        total: u32,
+        tag: u64,
+        ack: AckMode,
+        unasked: bool,
+    },
     Null,
-    Probe { total: u32 },
+    Probe {
+        total: u32,
+    },
 }
 
 impl Endpoint {
@@ -55,8 +62,13 @@ impl Endpoint {
                 ack,
                 payload,
             } => {
-                let total = u32::from(payload.len);
-                (First::Message { total, tag, ack }, stream, start, number)
+                let message = First::Message {
+                    total: u32::from(payload.len),
+                    tag,
+                    ack,
+                    unasked: false,
+                };
+                (message, stream, start, number)
             }
             Chunk::Rts {
                 stream,
@@ -65,8 +77,17 @@ impl Endpoint {
                 tag,
                 ack,
                 total,
+                unasked,
                 ..
-            } => (First::Message { total, tag, ack }, stream, start, number),
+            } => {
+                let message = First::Message {
+                    total,
+                    tag,
+                    ack,
+                    unasked,
+                };
+                (message, stream, start, number)
+            }
             Chunk::Null {
                 stream,
                 start,
@@ -207,6 +228,9 @@ impl Endpoint {
                     long.cts = long.cts.or(Some(false));
                     stream.due.grants = true;
                 }
+                if matches!(first, First::Message { unasked: true, .. }) {
+                    self.expect_unasked(row);
+                }
                 self.on_first_bytes(now, slot, row, view, host);
             }
             _ => {}
@@ -274,11 +298,17 @@ impl Endpoint {
             return;
         }
         match first {
-            First::Message { total, tag, ack } => {
+            First::Message {
+                total,
+                tag,
+                ack,
+                unasked,
+            } => {
                 let incoming = Incoming {
                     total,
                     tag,
                     ack,
+                    unasked,
                     len: total,
                     ..Incoming::bare(Kind::Missing)
                 };

@@ -44,6 +44,7 @@ impl Endpoint {
             received: 0,
             ranges: RangeSet::default(),
             granted: 0,
+            unasked: 0,
             cts: (!matched).then_some(true),
             report: 0,
             asked_at: None,
@@ -60,6 +61,9 @@ impl Endpoint {
             if long.ranges.insert(first).is_ok() {
                 (long.received, long.granted) = (first_bytes, first_bytes);
             }
+        }
+        if incoming.unasked {
+            long.expect_unasked(&self.config.policy);
         }
         let row = self.longs.insert(long);
         self.grants.add(row, &long, &self.config.policy);
@@ -127,6 +131,15 @@ impl Endpoint {
             self.grants.add(row, long, &self.config.policy);
         }
         self.on_bytes(now, slot, row, range, view, host);
+    }
+
+    /// Its request says, or says again, that more of it follows without a grant.
+    pub(super) fn expect_unasked(&mut self, row: u32) {
+        if let Some(long) = self.longs.get_mut(row) {
+            self.grants.remove(row, long);
+            long.expect_unasked(&self.config.policy);
+            self.grants.add(row, long, &self.config.policy);
+        }
     }
 
     /// Bytes for a row. False if they are not granted.

@@ -8,7 +8,8 @@
 //! the least to come is served, high priority first, while the budget lasts. A sixteenth of the budget belongs to the message that has
 //! waited longest and has nothing under way, so that short ones cannot starve it; another one is low's while high is busy, and one high's while low is.
 //! What is given at once is at least a frame, and a quarter of `grant_bytes` if the budget is as large, or every frame that arrives would be
-//! answered by a CTS for the next.
+//! answered by a CTS for the next. First bytes that a sender says it sends unasked are granted from the start, and stay out of the budget: its credit
+//! pays for them (transport.md §8.4).
 //!
 //! A sender that was granted and says nothing must not hold the budget: after a while its message is *silent*, and what it was granted is given
 //! to others. The message keeps its place and its limit; its first bytes count again what is under way, and nothing more is given
@@ -17,7 +18,7 @@
 //! Rejected: looking at all messages for each grant (a thousand of them, for each frame that arrives); taking a limit back
 //! (it may have been used already).
 //!
-//! Invariants: `under_way` is the sum of `granted - received` over messages that are not silent, per priority; it exceeds the budget only
+//! Invariants: `under_way` is the sum of `granted - received`, unasked bytes left out, over messages that are not silent, per priority; it exceeds the budget only
 //! by what silent ones woke up with; exactly the hungry messages stand in the heaps; watched are those with bytes
 //! under way.
 

@@ -23,7 +23,7 @@ use super::timers::Owner;
 use super::{Endpoint, FrameError, Misfit, PeerEntry, PeerState};
 use crate::host::{Host, Reason};
 use crate::ident::{Nanos, NodeId, Peer, Priority, serial_lt};
-use crate::policy::{WINDOW_MAX, misfit_name};
+use crate::policy::{UNASKED_UNIT, WINDOW_MAX, misfit_name};
 use crate::wire::FrameHeader;
 use crate::wire::chunk::Hello;
 
@@ -372,6 +372,7 @@ impl Endpoint {
         entry.misfit = None;
         entry.remote_policy = hello.policy;
         entry.remote_window = u32::from(hello.window).clamp(1, WINDOW_MAX);
+        entry.remote_unasked = u32::from(hello.unasked) * UNASKED_UNIT;
         entry.greeted = true;
         if !was_up {
             entry.path.try_again();

@@ -118,6 +118,8 @@ pub(super) struct LongMessage {
     pub ranges: RangeSet,
     /// Bytes below this may be sent.
     pub granted: u32,
+    /// Those below this may be sent on credit, unasked.
+    pub unasked: u32,
     /// A CTS goes out with the next frame; `true` inside asks for all that is missing below `granted`.
     pub cts: Option<bool>,
     /// The next CTS names the holes below.
@@ -139,11 +141,17 @@ impl LongMessage {
         self.received == self.total
     }
 
-    /// Bytes under way that count.
+    /// The first bytes come without a grant.
+    pub(super) fn expect_unasked(&mut self, policy: &Policy) {
+        self.unasked = policy.unasked().min(self.total);
+        self.granted = self.granted.max(self.unasked);
+    }
+
+    /// Bytes under way that count: not those that credit pays for.
     pub(super) fn counted(&self) -> u64 {
         match self.silent {
             true => 0,
-            false => u64::from(self.granted - self.received),
+            false => u64::from(self.granted - self.received.max(self.unasked).min(self.granted)),
         }
     }
 

@@ -75,6 +75,8 @@ pub(super) struct PeerEntry {
     pub remote_policy: PolicyWire,
     /// Messages per stream it accepts.
     pub remote_window: u32,
+    /// First bytes of a long message that it takes without a grant.
+    pub remote_unasked: u32,
     /// Longest frame it says it can receive.
     pub remote_max_frame: u16,
     /// Longest frame sent to it.
@@ -147,6 +149,7 @@ impl PeerEntry {
             misfit: None,
             remote_policy: PolicyWire::default(),
             remote_window: 1,
+            remote_unasked: 0,
             remote_max_frame: u16::MAX,
             max_frame: 0,
             path: Path::default(),

@@ -74,6 +74,8 @@ pub(super) struct Incoming {
     pub tag: u64,
     /// When to acknowledge it.
     pub ack: AckMode,
+    /// More of it follows its first chunk without a grant.
+    pub unasked: bool,
     /// Order of acceptance over all streams: finds the youngest.
     pub age: u64,
 }
@@ -87,6 +89,7 @@ impl Incoming {
             total: 0,
             tag: 0,
             ack: AckMode::Policy,
+            unasked: false,
             age: 0,
         }
     }

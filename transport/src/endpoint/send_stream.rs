@@ -66,6 +66,8 @@ pub(super) struct Message {
     pub long: bool,
     /// First byte not granted.
     pub granted: u32,
+    /// Bytes below this nobody asked for: credit pays for them.
+    pub unasked: u32,
     /// First byte never sent.
     pub sent: u32,
     /// NULL goes out with the next frame.
@@ -93,6 +95,7 @@ impl Message {
             state: MessageState::Live,
             long: false,
             granted: 0,
+            unasked: 0,
             sent: 0,
             null_due: false,
             cancelled: false,
@@ -115,6 +118,7 @@ impl Message {
     /// The receiver has nothing of it, as far as we know.
     pub(super) fn restart(&mut self) {
         (self.long, self.granted, self.sent) = (false, 0, 0);
+        self.unasked = 0;
         (self.received, self.lost) = (false, false);
     }
 }

@@ -25,7 +25,7 @@ use super::turn::{Plan, StreamWriter, Turn};
 use super::{Config, Endpoint, Transmit};
 use crate::host::{Host, Reason};
 use crate::ident::{Nanos, Peer, Priority};
-use crate::policy::OnTimeout;
+use crate::policy::{OnTimeout, UNASKED_UNIT};
 use crate::wire::chunk::Hello;
 use crate::wire::{Chunk, FrameHeader, FrameWriter, crc32c};
 
@@ -208,6 +208,7 @@ impl Endpoint {
             max_frame: self.config.max_frame,
             window: self.config.policy.window_messages as u16,
             policy: self.config.policy.wire(),
+            unasked: (self.config.policy.unasked() / UNASKED_UNIT) as u8,
             name: &self.config.name,
         };
         if entry.hello_ack_due {
@@ -297,6 +298,7 @@ impl Endpoint {
             credit: entry.may_fill(policy) as usize * BUFFER_BYTES,
             asks_first: entry.asks_first(),
             crowded: entry.crowded,
+            unasked: entry.remote_unasked,
             w,
             plan,
             counters: &mut self.counters,

@@ -1,21 +1,24 @@
 //! A stream's turn at a frame: the one chunk it adds.
 //!
 //! Problem: which of a stream's messages goes next, and how much of it, under window, Stall, want of buffers, credit and grants.
-//! transport.md §4.2, §4.3, §7.2, §8.3. ParaStation2's window and states (000), Tam's Stall on the sending side (003), RMPP's grants (001), GAMMA's credits (002).
+//! transport.md §4.2, §4.3, §7.2, §8.3, §8.4. ParaStation2's window and states (000), Tam's Stall on the sending side (003), RMPP's grants (001), GAMMA's credits (002).
 //!
 //! Idea: what is lost goes before what is new, and first chunks go before DATA: a first chunk is what order depends on, DATA is paced by grants. A number that is only owed
 //! (NULL) goes whatever holds messages back. A message that fits a frame waits for one that has room for it; a longer one takes
 //! what is left, unless that is too little to be worth a chunk.
 //!
+//! What follows a request unasked waits for credit like a first chunk, but holds up no DATA that was granted.
+//!
 //! Rejected: splitting a short message over two frames (two chances to lose it, and a grant to wait for).
 //!
-//! Invariants: a frame with EAGER, or RTS with payload, is charged `ceil(len / 3840)` credits and never exceeds them; DATA stays
+//! Invariants: a frame with EAGER, RTS with payload, or DATA that nobody asked for, is charged `ceil(len / 3840)` credits and never exceeds them; DATA stays
 //! below `granted`; nothing new goes out while stalled, paused, holding or not ready.
 
 use alloc::vec::Vec;
 
 use super::control::push;
 use super::counters::Counters;
+use super::credit::BUFFER_BYTES;
 use super::send_stream::{Message, MessageState, SendStream};
 use crate::ident::{Nanos, SendId};
 use crate::wire::chunk::Range;
@@ -73,6 +76,8 @@ pub(super) struct StreamWriter<'a, 'w, 'f> {
     pub asks_first: bool,
     /// Requests travel without data.
     pub crowded: bool,
+    /// First bytes of a long message that the peer takes without a grant.
+    pub unasked: u32,
     pub w: &'w mut FrameWriter<'f>,
     pub plan: &'a mut Plan,
     pub counters: &'a mut Counters,
@@ -251,20 +256,21 @@ impl StreamWriter<'_, '_, '_> {
             return Turn::Nothing;
         };
         let request = message.request;
-        let chunk = |len: usize| Chunk::Rts {
+        let chunk = |len: usize, unasked: bool| Chunk::Rts {
             stream: name,
             start,
             number,
             tag: request.tag,
             ack: request.ack,
             total: request.len,
+            unasked,
             payload: Payload {
                 len: len as u16,
                 crc: 0,
             },
         };
         let total = request.len as usize;
-        let Some((room, used)) = self.room(&chunk(0)) else {
+        let Some((room, used)) = self.room(&chunk(0, false)) else {
             return Turn::Full;
         };
         let paid = match self.crowded {
@@ -276,19 +282,32 @@ impl StreamWriter<'_, '_, '_> {
             return Turn::Full;
         }
         let len = room.min(paid).min(total);
-        let Ok(at) = push(self.w, self.counters, &chunk(len)) else {
+        let ahead = self.unasked.min(request.len);
+        let follows = len > 0 && self.covers(ahead.saturating_sub(len as u32));
+        let Ok(at) = push(self.w, self.counters, &chunk(len, follows)) else {
             return Turn::Full;
         };
         self.plan.charged |= len > 0;
         self.plan.add(at, self.sender, number, request.id, 0, len);
         message.long = true;
         (message.sent, message.granted) = (len as u32, len as u32);
+        if follows {
+            (message.unasked, message.granted) = (ahead, ahead);
+        }
         message.goes_out(self.now);
+        stream.hungry |= follows;
         if number != stream.high {
             self.counters.retransmits += 1;
         }
         self.advance(stream, number);
         Turn::Sent
+    }
+
+    /// Whether there are bytes to follow a request, and credit for them beside the request's frame.
+    fn covers(&self, bytes: u32) -> bool {
+        let payload = self.space.saturating_sub(FRAME_HEADER_LEN + EAGER_HEADER);
+        let frames = 1 + (bytes as usize).div_ceil(payload.max(1));
+        bytes > 0 && frames * self.space.div_ceil(BUFFER_BYTES) * BUFFER_BYTES <= self.credit
     }
 
     /// The first chunk of message `number`, or its NULL, goes out.
@@ -315,7 +334,7 @@ impl StreamWriter<'_, '_, '_> {
                 continue;
             };
             let id = message.request.id;
-            return match self.piece(stream, number, id, range) {
+            return match self.piece(stream, number, id, range, false) {
                 Err(turn) => turn,
                 Ok(taken) => {
                     self.counters.retransmitted_bytes += u64::from(taken.to - taken.from);
@@ -334,22 +353,36 @@ impl StreamWriter<'_, '_, '_> {
         }
         let before = stream.cursor.wrapping_sub(stream.base) as usize;
         let hungry = |m: &Message| m.long && m.state == MessageState::Live && m.sent < m.granted;
-        let Some(index) = stream.queue.iter().take(before).position(hungry) else {
-            stream.hungry = false;
-            return Turn::Nothing;
+        let used = self.w.room_behind(0).map_or(0, |room| self.space - room);
+        let broke = used + PIECE_MIN > self.credit;
+        let waits = |m: &Message| broke && m.sent < m.unasked;
+        let mut messages = stream.queue.iter().take(before);
+        let Some(index) = messages.position(|m| hungry(m) && !waits(m)) else {
+            stream.hungry = stream.queue.iter().take(before).any(hungry);
+            return match stream.hungry {
+                // A fresh frame can be paid for, or will be when this one has been.
+                true if self.credit > 0 => Turn::Full,
+                true => Turn::NoCredit,
+                false => Turn::Nothing,
+            };
         };
         let Some(message) = stream.queue.get(index) else {
             return Turn::Nothing;
         };
+        let unasked = message.sent < message.unasked;
         let (id, range) = (
             message.request.id,
             Range {
                 from: message.sent,
-                to: message.granted,
+                to: if unasked {
+                    message.unasked
+                } else {
+                    message.granted
+                },
             },
         );
         let number = stream.number(index);
-        match self.piece(stream, number, id, range) {
+        match self.piece(stream, number, id, range, unasked) {
             Err(turn) => turn,
             Ok(taken) => {
                 if let Some(message) = stream.queue.get_mut(index) {
@@ -368,15 +401,17 @@ impl StreamWriter<'_, '_, '_> {
         number: u32,
         id: SendId,
         range: Range,
+        unasked: bool,
     ) -> Result<Range, Turn> {
         let chunk = |len: u16| Chunk::Data {
             stream: stream.wire(),
             number,
             offset: range.from,
+            unasked,
             payload: Payload { len, crc: 0 },
         };
         let (mut room, used) = self.room(&chunk(0)).ok_or(Turn::Full)?;
-        if self.plan.charged {
+        if self.plan.charged || unasked {
             room = room.min(self.credit.saturating_sub(used));
         }
         let len = room.min((range.to - range.from) as usize);
@@ -386,6 +421,7 @@ impl StreamWriter<'_, '_, '_> {
         }
         let at = push(self.w, self.counters, &chunk(len as u16)).map_err(|_| Turn::Full)?;
         self.plan.add(at, self.sender, number, id, range.from, len);
+        self.plan.charged |= unasked;
         self.plan.asks = true;
         Ok(Range {
             from: range.from,

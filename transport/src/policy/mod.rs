@@ -15,6 +15,10 @@ use crate::wire::chunk::PolicyWire;
 
 /// Most messages of one stream under way: what the acknowledgement's bitmap covers.
 pub const WINDOW_MAX: u32 = 256;
+/// What HELLO counts unasked bytes in.
+pub const UNASKED_UNIT: u32 = 256;
+/// Most bytes of a long message that may come without a grant: as many as HELLO can say.
+pub const UNASKED_MAX: u32 = 255 * UNASKED_UNIT;
 /// Most messages under way where they commit in order of arrival: the bits of the durable record.
 pub const WINDOW_MAX_ARRIVAL: u32 = 16;
 
@@ -138,6 +142,9 @@ pub struct Policy {
     pub eager_buffers: u32,
     /// Sum of them over all peers; a peer beyond it has no credit and asks first. 0: no bound.
     pub eager_budget_buffers: u32,
+    /// First bytes of a long message that a peer may send without a grant, on its credit: a multiple of 256, at most [`UNASKED_MAX`].
+    /// Only where recovery is selective.
+    pub unasked_bytes: u32,
     /// Bytes granted ahead to one long message.
     pub grant_bytes: u32,
     /// Bytes granted ahead to all long messages together (RMPP Figure 8's budget).
@@ -223,6 +230,12 @@ impl Policy {
                 "eager_budget_buffers",
                 "0 (no bound) or at least eager_buffers",
             ),
+            (
+                self.unasked_bytes <= UNASKED_MAX
+                    && self.unasked_bytes.is_multiple_of(UNASKED_UNIT),
+                "unasked_bytes",
+                "a multiple of 256, at most 65280",
+            ),
             (self.grant_bytes >= 1, "grant_bytes", "at least 1"),
             (
                 self.grant_budget_bytes >= self.grant_bytes,
@@ -252,6 +265,15 @@ impl Policy {
         match rules.iter().find(|rule| !rule.0) {
             None => Ok(()),
             Some(&(_, field, must)) => Err(PolicyError { field, must }),
+        }
+    }
+
+    /// First bytes of a long message that are taken without a grant.
+    pub fn unasked(&self) -> u32 {
+        match self.recovery {
+            Recovery::Selective => self.unasked_bytes,
+            // Bytes that the papers' receivers could not tell a hole from.
+            Recovery::GoBackN { .. } | Recovery::WholeMessage => 0,
         }
     }
 
@@ -332,6 +354,8 @@ mod tests {
             refused(|p| p.eager_budget_buffers = 1),
             "eager_budget_buffers"
         );
+        assert_eq!(refused(|p| p.unasked_bytes = 255), "unasked_bytes");
+        assert_eq!(refused(|p| p.unasked_bytes = 256 * 256), "unasked_bytes");
         assert_eq!(refused(|p| p.grant_bytes = 0), "grant_bytes");
         assert_eq!(refused(|p| p.grant_budget_bytes = 1), "grant_budget_bytes");
         assert_eq!(refused(|p| p.rto_min_us = 0), "rto_min_us");

@@ -54,6 +54,7 @@ impl Profile {
             on_timeout: OnTimeout::Resend,
             coalesce: false,
             congestion: Congestion::None,
+            unasked_bytes: 0,
             ..DEFAULT
         };
         match self {
@@ -107,6 +108,7 @@ const DEFAULT: Policy = Policy {
     coalesce: true,
     eager_buffers: 256,
     eager_budget_buffers: 0,
+    unasked_bytes: 16 * 1024,
     grant_bytes: 256 * 1024,
     grant_budget_bytes: 512 * 1024,
     crowd: 64,

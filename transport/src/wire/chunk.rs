@@ -109,6 +109,8 @@ pub struct Hello<'a> {
     pub window: u16,
     /// What both ends must know of each other's policy.
     pub policy: PolicyWire,
+    /// First bytes of a long message that the sender takes unasked, in units of 256.
+    pub unasked: u8,
     /// The node's name, at most 64 bytes of UTF-8.
     pub name: &'a str,
 }
@@ -173,6 +175,8 @@ pub enum Chunk<'a> {
         ack: AckMode,
         /// The message's length in bytes.
         total: u32,
+        /// More of it follows unasked, up to what the receiver's HELLO announced.
+        unasked: bool,
         /// Bytes from offset 0; never more than `total`.
         payload: Payload,
     },
@@ -184,6 +188,8 @@ pub enum Chunk<'a> {
         number: u32,
         /// Where in the message; `offset + payload.len` never overflows.
         offset: u32,
+        /// Nobody asked for the bytes: they are charged to the credit.
+        unasked: bool,
         /// The bytes, at least one.
         payload: Payload,
     },

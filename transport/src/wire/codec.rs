@@ -12,7 +12,8 @@
 use super::chunk::{Chunk, MAX_RANGES, Payload, StreamRef};
 use super::error::WireError;
 use super::fields::{
-    Emit, FLAG_PAYLOAD, FLAG_START, Fields, ack_flags, ack_mode, priority, priority_flag,
+    Emit, FLAG_PAYLOAD, FLAG_START, Fields, ack_flags, ack_mode, is_unasked, priority,
+    priority_flag,
 };
 use crate::ident::PORTS;
 use crate::policy::AckMode;
@@ -144,6 +145,7 @@ pub(super) fn encode(chunk: &Chunk<'_>, to: &mut [u8; LONGEST]) -> usize {
             tag,
             ack,
             total,
+            unasked,
             payload,
         } => (
             kind::RTS,
@@ -153,16 +155,22 @@ pub(super) fn encode(chunk: &Chunk<'_>, to: &mut [u8; LONGEST]) -> usize {
                 .u64(*tag)
                 .u32(*total)
                 .ack_mode(*ack)
+                .unasked(*unasked)
                 .start(*start),
         ),
         Chunk::Data {
             stream,
             number,
             offset,
+            unasked,
             payload,
         } => (
             kind::DATA,
-            e.payload(*payload).stream(stream).u32(*number).u32(*offset),
+            e.payload(*payload)
+                .stream(stream)
+                .u32(*number)
+                .u32(*offset)
+                .unasked(*unasked),
         ),
         Chunk::Cts {
             stream,
@@ -393,6 +401,7 @@ fn decode_fields<'a>(
                 tag,
                 ack: ack_mode(f.flags),
                 total,
+                unasked: is_unasked(f.flags),
                 payload,
             }
         }
@@ -405,6 +414,7 @@ fn decode_fields<'a>(
                 stream,
                 number,
                 offset,
+                unasked: is_unasked(f.flags),
                 payload,
             }
         }

@@ -14,6 +14,7 @@ pub(super) const FLAG_START: u8 = 2;
 const FLAG_HIGH: u8 = 4;
 const FLAG_ACK_NOW: u8 = 8;
 const FLAG_ACK_LAZY: u8 = 16;
+const FLAG_UNASKED: u8 = 32;
 
 // ---- writing ----
 
@@ -96,6 +97,12 @@ impl Emit<'_> {
         self
     }
 
+    #[inline]
+    pub(super) fn unasked(self, unasked: bool) -> Self {
+        self.to[1] |= if unasked { FLAG_UNASKED } else { 0 };
+        self
+    }
+
     pub(super) fn received(mut self, received: &Received) -> Self {
         for word in received.words() {
             self = self.u64(*word);
@@ -120,7 +127,7 @@ impl Emit<'_> {
                 hello.policy.recovery,
                 hello.policy.ack_rule,
                 hello.policy.order,
-                0,
+                hello.unasked,
             ])
             .bytes(name)
             .bytes(&[0; 3][..name.len().wrapping_neg() % 4])
@@ -161,6 +168,12 @@ pub(super) fn ack_mode(flags: u8) -> AckMode {
     } else {
         AckMode::Policy
     }
+}
+
+/// Whether a chunk's flags speak of bytes that nobody asked for.
+#[inline]
+pub(super) fn is_unasked(flags: u8) -> bool {
+    flags & FLAG_UNASKED != 0
 }
 
 /// What is left of a chunk header being read.
@@ -237,7 +250,7 @@ impl<'a> Fields<'a> {
         let (incarnation, echo, cluster) = (self.u64()?, self.u64()?, self.u64()?);
         let [wire_min, wire_max, queues, name_len] = self.array()?;
         let (max_frame, window) = (self.u16()?, self.u16()?);
-        let [recovery, ack_rule, order, _reserved] = self.array()?;
+        let [recovery, ack_rule, order, unasked] = self.array()?;
         let policy = PolicyWire {
             recovery,
             ack_rule,
@@ -259,6 +272,7 @@ impl<'a> Fields<'a> {
             max_frame,
             window,
             policy,
+            unasked,
             name,
         })
     }

@@ -58,6 +58,7 @@ fn every_kind(name: &str) -> Vec<(Chunk<'_>, Vec<u8>)> {
             ack_rule: 1,
             order: 2,
         },
+        unasked: 17,
         name,
     };
     let mut missing = [Range::default(); MAX_RANGES];
@@ -112,6 +113,7 @@ fn every_kind(name: &str) -> Vec<(Chunk<'_>, Vec<u8>)> {
                 tag: u64::MAX,
                 ack: AckMode::Immediate,
                 total: u32::MAX,
+                unasked: false,
                 payload: payload(&[]),
             },
             none(),
@@ -124,6 +126,7 @@ fn every_kind(name: &str) -> Vec<(Chunk<'_>, Vec<u8>)> {
                 tag: 1,
                 ack: AckMode::Policy,
                 total: 97,
+                unasked: false,
                 payload: payload(&body),
             },
             body.clone(),
@@ -133,6 +136,7 @@ fn every_kind(name: &str) -> Vec<(Chunk<'_>, Vec<u8>)> {
                 stream,
                 number,
                 offset: u32::MAX - 97,
+                unasked: false,
                 payload: payload(&body),
             },
             body.clone(),
@@ -385,6 +389,7 @@ fn full() {
         stream,
         number: 1,
         offset: 0,
+        unasked: false,
         payload: Payload { len, crc: 0 },
     };
     assert_eq!(w.room_for(&data(0)), Some(10));

@@ -9,6 +9,7 @@ mod profiles;
 mod receiving;
 mod sending;
 mod traffic;
+mod unasked;
 
 use portolan_sim::puppet::{OUR_INCARNATION, Puppet};
 use portolan_transport::policy::{Ack, Policy};

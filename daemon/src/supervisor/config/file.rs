@@ -96,6 +96,7 @@ pub(super) struct Transport {
     pub coalesce: Option<Spanned<bool>>,
     pub eager_buffers: Option<Spanned<i64>>,
     pub eager_budget_buffers: Option<Spanned<i64>>,
+    pub unasked_bytes: Option<Spanned<i64>>,
     pub grant_bytes: Option<Spanned<i64>>,
     pub grant_budget_bytes: Option<Spanned<i64>>,
     pub crowd: Option<Spanned<i64>>,

@@ -50,6 +50,7 @@ pub(in crate::wire) fn any_chunk() -> impl Strategy<Value = (Chunk<'static>, Vec
                     ack_rule: b[1],
                     order: b[2],
                 },
+                unasked: b[1],
                 name: ["", "n", "node-17", "knoten-ä"][usize::from(b[3] % 4)],
             };
             let p = payload(&body);
@@ -79,12 +80,14 @@ pub(in crate::wire) fn any_chunk() -> impl Strategy<Value = (Chunk<'static>, Vec
                     ack: [AckMode::Policy, AckMode::Immediate, AckMode::Lazy]
                         [usize::from(b[2] % 3)],
                     total: n[2].max(200),
+                    unasked: b[1] & 1 != 0,
                     payload: p,
                 },
                 5 if !body.is_empty() => Chunk::Data {
                     stream,
                     number,
                     offset: n[2] % (u32::MAX - 200),
+                    unasked: b[1] & 1 != 0,
                     payload: p,
                 },
                 6 => {

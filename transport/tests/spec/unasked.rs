@@ -1,0 +1,157 @@
+//! §8.4: the first bytes of a long message that come without a grant.
+
+use portolan_sim::puppet::{NOTHING, Puppet};
+use portolan_transport::policy::{Policy, Recovery};
+
+use crate::{any, policy, puppet};
+
+/// It takes so many units of 256 bytes unasked.
+fn takes(units: u8) -> Puppet {
+    let mut p = puppet();
+    let hello = p.hello_but(|hello| hello.unasked = units);
+    p.says(hello);
+    p
+}
+
+/// The endpoint takes so much.
+fn taken(unasked_bytes: u32) -> Puppet {
+    let policy = Policy {
+        unasked_bytes,
+        ..policy()
+    };
+    Puppet::new(policy, 8)
+}
+
+fn sent_buffers(p: &Puppet) -> u32 {
+    p.heard.last().map_or(0, |frame| frame.header.sent_buffers)
+}
+
+// Expect: as much as was announced follows the request at once, each frame charged; the rest once it is granted, and not charged.
+#[test]
+fn s8_4_what_was_announced_follows_the_request() {
+    let mut p = takes(16);
+    assert_eq!(
+        p.sends(6_000),
+        [
+            "RTS 0 start 0, 1370 of 6000 bytes and more",
+            "DATA 0 1370..2752 unasked",
+            "DATA 0 2752..4096 unasked"
+        ]
+    );
+    let charged = sent_buffers(&p);
+    let granted = p.cts(0, 6_000, &[]);
+    assert_eq!(p.says(granted), ["DATA 0 4096..5478", "DATA 0 5478..6000"]);
+    assert_eq!(sent_buffers(&p), charged);
+    p.sends(1);
+    assert_eq!(sent_buffers(&p), charged.wrapping_add(1));
+    // Shorter than what was announced: nothing is left to grant.
+    assert_eq!(
+        p.sends(2_000),
+        [
+            "RTS 2, 1374 of 2000 bytes and more",
+            "DATA 2 1374..2000 unasked"
+        ]
+    );
+}
+
+// Credit for the request and not for what would follow; a crowd; nothing announced. Expect: the request says that nothing follows, and nothing does.
+#[test]
+fn s8_4_only_with_credit_for_all_of_it() {
+    let first = "RTS 0 start 0, 1370 of 6000 bytes";
+    assert_eq!(puppet().sends(6_000), [first]);
+
+    let mut p = Puppet::stranger(policy(), 8, 1458);
+    p.credit = 2;
+    p.greets();
+    let hello = p.hello_but(|hello| hello.unasked = 16);
+    p.says(hello);
+    assert_eq!(p.sends(6_000), [first]);
+    let granted = p.cts(0, 6_000, &[]);
+    assert!(any(&p.says(granted), "DATA 0 1370..2752"));
+
+    let mut p = takes(16);
+    p.header.crowded = true;
+    p.says_all(Vec::new());
+    assert_eq!(p.sends(6_000), ["RTS 0 start 0, 0 of 6000 bytes"]);
+}
+
+// What follows is lost, then what was refused is asked for anew. Expect: it is sent again as asked, without credit; all of it goes again with
+// the request.
+#[test]
+fn s8_4_lost_and_refused() {
+    let mut p = takes(16);
+    p.sends(3_000);
+    let charged = sent_buffers(&p);
+    p.waits(1_000_000);
+    let again = p.cts(0, 3_000, &[(1_370, 3_000)]);
+    assert!(any(&p.says(again), "DATA 0 1370..2752"));
+    assert_eq!(sent_buffers(&p), charged);
+
+    let mut p = takes(16);
+    p.sends(3_000);
+    let refused = p.nack(0, 2);
+    assert_eq!(p.says(refused), NOTHING);
+    let ready = p.ready(0);
+    let lines = p.says(ready);
+    assert!(
+        any(&lines, "RTS 0 start 0, 1370 of 3000 bytes and more"),
+        "{lines:?}"
+    );
+    assert!(any(&lines, "DATA 0 1370..2752 unasked"), "{lines:?}");
+}
+
+// Expect: what was announced is taken, and no grant is spent on it; nothing beyond it is.
+#[test]
+fn s8_4_taking_it() {
+    let mut p = taken(4_096);
+    let request = p.rts(0, 3_000, 1_000).unasked();
+    assert_eq!(p.says(request), ["ACK 0 +0", "streams_opened +1"]);
+    let rest = p.data(0, 1_000, 3_000).unasked();
+    assert_eq!(p.says(rest), ["delivers 0", "ACK 1", "MSGEND 0"]);
+
+    let policy = Policy {
+        unasked_bytes: 4_096,
+        grant_bytes: 1_000,
+        ..policy()
+    };
+    let mut p = Puppet::new(policy, 8);
+    let request = p.rts(0, 20_000, 1_000).unasked();
+    assert_eq!(p.says(request), ["ACK 0 +0", "streams_opened +1"]);
+    let (beyond, within) = (p.data(0, 4_000, 4_097), p.data(0, 3_000, 4_096));
+    assert_eq!(p.says(beyond), ["data_unexpected +1"]);
+    assert_eq!(p.says(within.unasked()), NOTHING);
+}
+
+// The request came without credit first, and again with it, before anything was granted. Expect: what follows is taken.
+#[test]
+fn s8_4_a_request_that_changes_its_mind() {
+    let policy = Policy {
+        unasked_bytes: 4_096,
+        grant_bytes: 1,
+        grant_budget_bytes: 1,
+        ..policy()
+    };
+    let mut p = Puppet::new(policy, 8);
+    let greedy = p.rts(0, 20_000, 0);
+    p.says(greedy);
+    let request = p.rts(1, 3_000, 1_000);
+    p.says(request);
+    let again = p.rts(1, 3_000, 1_000).unasked();
+    p.says(again);
+    let rest = p.data(1, 1_000, 3_000).unasked();
+    assert!(!any(&p.says(rest), "data_unexpected"));
+}
+
+// Go-back-N and whole message recovery know no bytes that come on their own. Expect: none is announced, none is taken.
+#[test]
+fn s8_4_only_where_recovery_is_selective() {
+    let policy = Policy {
+        recovery: Recovery::GoBackN { stall: true },
+        unasked_bytes: 4_096,
+        ..policy()
+    };
+    assert_eq!(policy.unasked(), 0);
+    let mut p = Puppet::new(policy, 8);
+    let request = p.rts(0, 3_000, 1_000).unasked();
+    assert_eq!(p.says(request), ["CTS 0 to 3000", "streams_opened +1"]);
+}
