@@ -117,8 +117,7 @@ impl Message {
 
     /// The receiver has nothing of it, as far as we know.
     pub(super) fn restart(&mut self) {
-        (self.long, self.granted, self.sent) = (false, 0, 0);
-        self.unasked = 0;
+        (self.long, self.granted, self.unasked, self.sent) = (false, 0, 0, 0);
         (self.received, self.lost) = (false, false);
     }
 }

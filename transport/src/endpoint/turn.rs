@@ -290,10 +290,8 @@ impl StreamWriter<'_, '_, '_> {
         self.plan.charged |= len > 0;
         self.plan.add(at, self.sender, number, request.id, 0, len);
         message.long = true;
-        (message.sent, message.granted) = (len as u32, len as u32);
-        if follows {
-            (message.unasked, message.granted) = (ahead, ahead);
-        }
+        message.unasked = if follows { ahead } else { 0 };
+        (message.sent, message.granted) = (len as u32, message.unasked.max(len as u32));
         message.goes_out(self.now);
         stream.hungry |= follows;
         if number != stream.high {

@@ -1,4 +1,4 @@
-//! §8.4: the first bytes of a long message that come without a grant.
+//! transport.md §8.4: the first bytes of a long message that come without a grant.
 
 use portolan_sim::puppet::{NOTHING, Puppet};
 use portolan_transport::policy::{Policy, Recovery};
