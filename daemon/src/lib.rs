@@ -1,6 +1,7 @@
 //! The per-node daemon: the supervisor that owns what must survive, and the
 //! engines that move messages.
 
+pub mod credit_budget;
 pub mod doctor;
 pub mod engine;
 pub mod engine_link;

@@ -293,6 +293,7 @@ impl Standby {
                 blocked: false,
                 suspect: Suspect::found(working_frame),
                 wedge: Wedge::default(),
+                filled_for: usize::MAX,
                 last_kick: KickOutcome::Idle,
                 tap,
             },

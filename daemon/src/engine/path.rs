@@ -16,6 +16,7 @@ use portolan_abi::tap::Way;
 use portolan_transport::Endpoint;
 use portolan_transport::ident::{Nanos, Priority};
 
+use crate::credit_budget::CreditBudget;
 use crate::xsk::{CHUNK_SIZE, KickOutcome, MAX_SEGMENTS, TxSlot, Xsk};
 
 use super::bell;
@@ -36,6 +37,8 @@ const RX_BUDGET: usize = 64;
 const CROSSING_BUDGET: usize = 32;
 /// Frames written per loop.
 const TX_BUDGET: usize = 64;
+/// The fill ring has room for what so many more peers than there are may send.
+const PEERS_TO_COME: usize = 1;
 /// How long a socket that cannot send is left alone.
 const RETRY_NS: Nanos = 1_000_000;
 
@@ -79,6 +82,8 @@ pub struct Path {
     pub blocked: bool,
     /// Whether the queue stands still.
     pub(super) wedge: Wedge,
+    /// The fill ring is as deep as so many peers need it.
+    pub(super) filled_for: usize,
     /// How the last kick ended.
     pub(super) last_kick: KickOutcome,
     /// The frame the last engine died of.
@@ -94,8 +99,23 @@ enum Onward {
 }
 
 impl Path {
+    /// Keeps as many buffers with the kernel as peers may fill before they hear from us again.
+    fn keep_filled(&mut self) {
+        let peers = self.endpoint.known_peers();
+        if peers == self.filled_for {
+            return;
+        }
+        self.filled_for = peers;
+        let config = self.endpoint.config();
+        let peers = peers.saturating_add(PEERS_TO_COME);
+        let budget = CreditBudget::new(&config.policy, peers, config.max_frame, u32::MAX);
+        let needed = u32::try_from(budget.needed()).unwrap_or(u32::MAX);
+        self.xsk.keep_filled(needed);
+    }
+
     /// Takes received frames from the socket; true if there were any.
     pub fn receive(&mut self, now: Nanos) -> bool {
+        self.keep_filled();
         let Self {
             xsk,
             encap,

@@ -29,6 +29,7 @@ use std::sync::atomic::AtomicU64;
 use super::error::XskError;
 use super::layout::{UmemLayout, XskConfig};
 use super::ownership::{OwnershipTable, Record, is_published};
+use super::receive::FILL_AT_LEAST;
 use super::ring::{Consumer, Corrupt, Producer};
 use super::socket::{RingSet, XskSocket};
 use super::umem::UmemMap;
@@ -37,7 +38,7 @@ use super::{Doorbell, Xsk, XskCounters};
 /// What was found at adoption, in chunks unless it says otherwise.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AdoptReport {
-    /// Receive chunks that were ours; they went to the fill ring.
+    /// Receive chunks that were ours.
     pub rx_ours: u32,
     /// Receive chunks the kernel had, those in the receive ring included.
     pub rx_kernel: u32,
@@ -154,6 +155,7 @@ pub(super) fn adopt_rings<'t, D: Doorbell>(
         tx: Producer::adopt(rings.tx).map_err(corrupt)?,
         completion: Consumer::adopt(rings.completion).map_err(corrupt)?,
         refill: Vec::with_capacity(layout.rx_chunks() as usize),
+        fill_depth: FILL_AT_LEAST,
         free_slots: Vec::with_capacity(layout.tx_slots() as usize),
         slot_chunks_out: vec![0; layout.tx_slots() as usize],
         slots_handed_out: 0,

@@ -98,8 +98,10 @@ pub struct Xsk<'t, D = XskSocket> {
     rx: Consumer<Descriptor>,
     tx: Producer<Descriptor>,
     completion: Consumer<u64>,
-    /// Receive chunks that are ours and wait for the fill ring.
+    /// Receive chunks that are ours: they wait for the fill ring, or until it is to be deeper.
     refill: Vec<u32>,
+    /// Chunks that the fill ring is to hold.
+    fill_depth: u32,
     /// Transmit slots that are ours.
     free_slots: Vec<u32>,
     /// Per slot, how many of its chunks the kernel has.

@@ -510,6 +510,12 @@ impl Endpoint {
         &self.config
     }
 
+    /// How many peers there are, idle ones included: whoever may hold credit.
+    #[inline]
+    pub fn known_peers(&self) -> usize {
+        self.peers.len()
+    }
+
     /// Every peer there was an attempt to talk to.
     pub fn peers(&self) -> impl Iterator<Item = PeerStatus<'_>> {
         let mut in_flight = alloc::vec![0u32; self.peers.end() as usize];

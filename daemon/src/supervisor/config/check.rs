@@ -14,7 +14,8 @@ use super::file::{self, File};
 use super::quota::quotas;
 use super::recovery::recovery;
 use super::transport::transport;
-use super::{Config, ConfigErrors, CreditBudget, Limits, Peer, Places};
+use super::{Config, ConfigErrors, Limits, Peer, Places};
+use crate::credit_budget::CreditBudget;
 use crate::engine_link::{Encap, Wait};
 use crate::supervisor::surroundings::{Account, Interface, Surroundings};
 

@@ -4,7 +4,6 @@
 
 mod acl;
 mod address;
-mod budget;
 mod check;
 mod checker;
 mod discovery;
@@ -25,7 +24,6 @@ use portolan_transport::policy::Policy;
 use serde::Deserialize;
 
 pub use acl::{Acl, Credentials, PortSet, Subject};
-pub use budget::CreditBudget;
 pub use discovery::DiscoveryMode;
 pub use places::{Key, Places};
 pub use quota::{Amounts, Exceeded, Quotas, Resource};

@@ -446,3 +446,25 @@ fn every_counter_has_a_name_and_a_help_text() {
         && !help.starts_with(' ')
         && *value == 0));
 }
+
+// More chunks than the fill ring is to hold; then it is to hold more, then fewer again. Expect: as many as asked for, at least the least, never more than
+// there are; those beyond are used up as frames come, and none is lost.
+#[test]
+fn the_fill_ring_is_as_deep_as_it_is_to_be() {
+    let socket = FakeSocket::new(UmemLayout::new(4_096, 4, 1_514).unwrap(), 0);
+    let mut xsk = socket.adopt().unwrap();
+    let filled = || socket.kernel.borrow().fill.entries().len();
+    assert_eq!(filled(), 1_024);
+    for (asked, held) in [(1, 1_024), (3_000, 3_000), (u32::MAX, 4_096)] {
+        xsk.keep_filled(asked);
+        assert_eq!(filled(), held);
+        xsk.check_consistency().unwrap();
+    }
+    xsk.keep_filled(0);
+    for _ in 0..3_072 + 100 {
+        deliver(&socket, 1);
+        assert_eq!(xsk.receive(1, |_| ()).frames, 1);
+    }
+    assert_eq!(filled(), 1_024);
+    xsk.check_consistency().unwrap();
+}
