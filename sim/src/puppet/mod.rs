@@ -121,6 +121,8 @@ pub struct Puppet {
     pub incarnation: u64,
     /// Receive buffers the puppet gives.
     pub credit: u32,
+    /// First bytes of a long message that the puppet takes without a grant, in units of 256.
+    pub unasked: u8,
     /// The wire's part of a round trip: frames take so long to be heard.
     pub rtt: Nanos,
     /// What the puppet echoes instead of the newest time stamp it heard.
@@ -205,6 +207,7 @@ impl Puppet {
             header,
             incarnation: THEIR_INCARNATION,
             credit: policy.eager_buffers,
+            unasked: 0,
             rtt: US,
             echo: None,
             priority: Priority::Low,

@@ -184,7 +184,7 @@ impl Puppet {
             max_frame: self.config.max_frame,
             window: policy.window_messages as u16,
             policy: policy.wire(),
-            unasked: 0,
+            unasked: self.unasked,
             name: "two",
         }
     }

@@ -173,6 +173,8 @@ pub(super) struct SendStream {
     pub under_way: VecDeque<(u32, Range, Nanos)>,
     /// Some message may be marked `lost`.
     pub lost: bool,
+    /// The request whose unasked bytes go next.
+    pub follows: Option<u32>,
     /// Some long message before the cursor may have bytes granted that were not sent. Only a grant makes one so: a first chunk leaves none.
     pub hungry: bool,
     /// What the receiver had when it wrote its newest answer, the answer's time stamp, and when that came.
@@ -222,6 +224,7 @@ impl SendStream {
             stalled: false,
             not_ready: None,
             starved: false,
+            follows: None,
             hungry: false,
             paused: false,
             holding: false,

@@ -7,7 +7,7 @@
 //! (NULL) goes whatever holds messages back. A message that fits a frame waits for one that has room for it; a longer one takes
 //! what is left, unless that is too little to be worth a chunk.
 //!
-//! What follows a request unasked waits for credit like a first chunk, but holds up no DATA that was granted.
+//! What follows a request unasked goes before other first chunks. It waits for credit like them, but holds up no DATA that was granted.
 //!
 //! Rejected: splitting a short message over two frames (two chances to lose it, and a grant to wait for).
 //!
@@ -110,6 +110,13 @@ impl StreamWriter<'_, '_, '_> {
             && let Some(index) = stream.first_lost()
         {
             match self.again(stream, index) {
+                Turn::NoCredit => blocked = Some(Turn::NoCredit),
+                turn => return turn,
+            }
+        }
+        if let Some(number) = stream.follows {
+            match self.follow(stream, number) {
+                Turn::Nothing => stream.follows = None,
                 Turn::NoCredit => blocked = Some(Turn::NoCredit),
                 turn => return turn,
             }
@@ -293,7 +300,9 @@ impl StreamWriter<'_, '_, '_> {
         message.unasked = if follows { ahead } else { 0 };
         (message.sent, message.granted) = (len as u32, message.unasked.max(len as u32));
         message.goes_out(self.now);
-        stream.hungry |= follows;
+        if follows {
+            (stream.hungry, stream.follows) = (true, Some(number));
+        }
         if number != stream.high {
             self.counters.retransmits += 1;
         }
@@ -351,36 +360,59 @@ impl StreamWriter<'_, '_, '_> {
         }
         let before = stream.cursor.wrapping_sub(stream.base) as usize;
         let hungry = |m: &Message| m.long && m.state == MessageState::Live && m.sent < m.granted;
-        let used = self.w.room_behind(0).map_or(0, |room| self.space - room);
-        let broke = used + PIECE_MIN > self.credit;
-        let waits = |m: &Message| broke && m.sent < m.unasked;
+        let waits = |m: &Message| m.sent < m.unasked && self.is_broke();
         let mut messages = stream.queue.iter().take(before);
-        let Some(index) = messages.position(|m| hungry(m) && !waits(m)) else {
-            stream.hungry = stream.queue.iter().take(before).any(hungry);
-            return match stream.hungry {
-                // A fresh frame can be paid for, or will be when this one has been.
-                true if self.credit > 0 => Turn::Full,
-                true => Turn::NoCredit,
-                false => Turn::Nothing,
-            };
+        if let Some(index) = messages.position(|m| hungry(m) && !waits(m)) {
+            return self.next_bytes(stream, index);
+        }
+        stream.hungry = stream.queue.iter().take(before).any(hungry);
+        match stream.hungry {
+            true => self.unpaid(),
+            false => Turn::Nothing,
+        }
+    }
+
+    /// The unasked bytes of a request that went out: before anything else new, so that its message is whole soon.
+    fn follow(&mut self, stream: &mut SendStream, number: u32) -> Turn {
+        let index = stream.index(number);
+        let waits = |index: &usize| {
+            let message = stream.queue.get(*index);
+            message.is_some_and(|m| m.long && m.state == MessageState::Live && m.sent < m.unasked)
         };
+        match index.filter(waits) {
+            None => Turn::Nothing,
+            Some(_) if self.is_broke() => self.unpaid(),
+            Some(index) => self.next_bytes(stream, index),
+        }
+    }
+
+    /// Whether the credit does not cover a piece worth sending in this frame.
+    fn is_broke(&self) -> bool {
+        let used = self.w.room_behind(0).map_or(0, |room| self.space - room);
+        used + PIECE_MIN > self.credit
+    }
+
+    /// Unasked bytes wait for credit: for a fresh frame, which can be paid for or will be when this one has been, or for more of it.
+    fn unpaid(&self) -> Turn {
+        match self.credit {
+            0 => Turn::NoCredit,
+            _ => Turn::Full,
+        }
+    }
+
+    /// DATA of a message that has some it may send.
+    fn next_bytes(&mut self, stream: &mut SendStream, index: usize) -> Turn {
         let Some(message) = stream.queue.get(index) else {
             return Turn::Nothing;
         };
         let unasked = message.sent < message.unasked;
-        let (id, range) = (
-            message.request.id,
-            Range {
-                from: message.sent,
-                to: if unasked {
-                    message.unasked
-                } else {
-                    message.granted
-                },
-            },
-        );
+        let (from, id) = (message.sent, message.request.id);
+        let to = match unasked {
+            true => message.unasked,
+            false => message.granted,
+        };
         let number = stream.number(index);
-        match self.piece(stream, number, id, range, unasked) {
+        match self.piece(stream, number, id, Range { from, to }, unasked) {
             Err(turn) => turn,
             Ok(taken) => {
                 if let Some(message) = stream.queue.get_mut(index) {

@@ -1,15 +1,15 @@
 //! transport.md §8.4: the first bytes of a long message that come without a grant.
 
-use portolan_sim::puppet::{NOTHING, Puppet};
+use portolan_sim::puppet::{NOTHING, OUR_INCARNATION, Puppet};
 use portolan_transport::policy::{Policy, Recovery};
 
 use crate::{any, policy, puppet};
 
 /// It takes so many units of 256 bytes unasked.
 fn takes(units: u8) -> Puppet {
-    let mut p = puppet();
-    let hello = p.hello_but(|hello| hello.unasked = units);
-    p.says(hello);
+    let mut p = Puppet::stranger(policy(), 8, 1458);
+    p.unasked = units;
+    p.greets();
     p
 }
 
@@ -54,6 +54,32 @@ fn s8_4_what_was_announced_follows_the_request() {
     );
 }
 
+// Two long messages at once. Expect: the first is whole before the second begins.
+#[test]
+fn s8_4_one_message_after_the_other() {
+    let mut p = Puppet::stranger(policy(), 8, 1458);
+    p.unasked = 16;
+    p.sends(3_000);
+    p.sends(3_000);
+    p.transcript();
+    p.says(p.hello(0));
+    p.says(p.hello_ack(OUR_INCARNATION));
+    let said = p.transcript();
+    let kinds: Vec<_> = (said.iter())
+        .filter(|line| line.contains("RTS") || line.contains("DATA"))
+        .map(|line| line.split(',').next().unwrap_or_default().to_owned())
+        .collect();
+    let expected = [
+        "< RTS 0 start 0",
+        "< DATA 0 1370..2752 unasked @1",
+        "< DATA 0 2752..3000 unasked @1",
+        "< RTS 1 start 0",
+        "< DATA 1 1094..2476 unasked @1",
+        "< DATA 1 2476..3000 unasked @1",
+    ];
+    assert_eq!(kinds, expected, "{said:?}");
+}
+
 // Credit for the request and not for what would follow; a crowd; nothing announced. Expect: the request says that nothing follows, and nothing does.
 #[test]
 fn s8_4_only_with_credit_for_all_of_it() {
@@ -61,10 +87,8 @@ fn s8_4_only_with_credit_for_all_of_it() {
     assert_eq!(puppet().sends(6_000), [first]);
 
     let mut p = Puppet::stranger(policy(), 8, 1458);
-    p.credit = 2;
+    (p.credit, p.unasked) = (2, 16);
     p.greets();
-    let hello = p.hello_but(|hello| hello.unasked = 16);
-    p.says(hello);
     assert_eq!(p.sends(6_000), [first]);
     let granted = p.cts(0, 6_000, &[]);
     assert!(any(&p.says(granted), "DATA 0 1370..2752"));
