@@ -3,6 +3,8 @@
 //! Every active peer node may at any time fill its eager credit and its control reserve unasked, and long messages fill what was
 //! granted. All of it is counted in UMEM buffers and must fit into the receive share, or the configuration is refused. Where the
 //! policy bounds the sum of all eager credit, peers beyond it have none and only the bound counts.
+//!
+//! The same sum, for the peers there are, is how deep an engine keeps its fill ring (`engine/path.rs`).
 
 use portolan_transport::policy::Policy;
 

@@ -17,7 +17,7 @@ use super::ownership::{Record, is_published};
 use super::ring::{CONTINUED, Descriptor};
 use super::{Doorbell, Xsk};
 
-/// Frames between two releases: few enough that the fill ring stays full.
+/// Frames between two releases: few enough that the fill ring does not run dry.
 const BATCH_FRAMES: usize = 32;
 /// Chunks that the fill ring holds at least, if there are so many.
 pub const FILL_AT_LEAST: u32 = 1_024;
