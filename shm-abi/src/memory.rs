@@ -266,45 +266,37 @@ impl ClientHalf {
     }
 
     /// First byte of the arena. Other processes may change it at any time: copy with [`Self::read_arena`], [`Self::write_arena`], or
-    /// by raw pointer where the application owns the bytes.
+    /// by raw pointer.
     #[inline]
     pub fn arena(&self) -> NonNull<u8> {
         // SAFETY: the arena lies inside the mapping by geometry.
         unsafe { self.mapping.base.add(self.arena) }
     }
 
-    /// Copies out of the arena. `None` if the range is not inside.
-    pub fn read_arena(&self, offset: u64, to: &mut [u8]) -> Option<()> {
-        let len = u32::try_from(to.len()).ok()?;
-        if !self.geometry.arena_holds(offset, len) {
+    /// First of `len` bytes of the arena; `None` if they are not all inside. As [`Self::arena`].
+    #[inline]
+    pub fn arena_range(&self, offset: u64, len: usize) -> Option<NonNull<u8>> {
+        if !self.geometry.arena_holds(offset, u32::try_from(len).ok()?) {
             return None;
         }
+        // SAFETY: inside the arena (checked), and so inside the mapping.
+        Some(unsafe { self.arena().add(offset as usize) })
+    }
+
+    /// Copies out of the arena. `None` if the range is not inside.
+    pub fn read_arena(&self, offset: u64, to: &mut [u8]) -> Option<()> {
+        let from = self.arena_range(offset, to.len())?;
         // SAFETY: source inside the mapping (checked), destination a private slice. The other process may write meanwhile; the bytes
         // copied are then unspecified, which every caller treats as the writer's own fault.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                self.arena().as_ptr().add(offset as usize),
-                to.as_mut_ptr(),
-                to.len(),
-            )
-        };
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) };
         Some(())
     }
 
     /// Copies into the arena. `None` if the range is not inside.
     pub fn write_arena(&self, offset: u64, from: &[u8]) -> Option<()> {
-        let len = u32::try_from(from.len()).ok()?;
-        if !self.geometry.arena_holds(offset, len) {
-            return None;
-        }
+        let to = self.arena_range(offset, from.len())?;
         // SAFETY: destination inside the mapping (checked), source a private slice; races as above.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                from.as_ptr(),
-                self.arena().as_ptr().add(offset as usize),
-                from.len(),
-            )
-        };
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), from.len()) };
         Some(())
     }
 

@@ -17,6 +17,7 @@
 //! | `ports.rs`, `buffers.rs`, `bell.rs` | ports, receive tokens, doorbells |
 //! | `questions.rs` | messages the application is asked about first |
 //! | `host.rs` | what the transport asks for |
+//! | `checked_copy.rs` | payloads between arenas and frames, with their CRC |
 //! | `commit.rs`, `commit_point.rs`, `ledger_facts.rs`, `restore.rs` | durable facts: their order, its named points, their tables, taking over |
 //! | `control.rs` | the link to the supervisor |
 //! | `suspect.rs` | frames and tokens that kill |
@@ -29,6 +30,7 @@
 pub(crate) mod bell;
 mod briefing;
 mod buffers;
+mod checked_copy;
 mod commit;
 mod commit_point;
 mod control;

@@ -23,8 +23,10 @@ use portolan_abi::ring::{ConsumerCursor, ProducerCursor, SharedRing};
 use portolan_abi::token::{BadToken, SendToken, TokenRef, Untrusted};
 use portolan_abi::{MAX_RECEIVE_TOKENS, MAX_SEND_TOKENS, PORTS};
 use portolan_transport::ident::Nanos;
+use portolan_transport::wire::crc32c;
 
 use super::buffers::Buffers;
+use super::checked_copy;
 use super::commit;
 use super::commit_point::{Point, crash_point};
 use super::questions::Questions;
@@ -322,7 +324,7 @@ impl Port {
         }
     }
 
-    /// Copies payload of a send. `None` if there is no such payload.
+    /// Copies payload of a send and returns its CRC32C. `None` if there is no such payload.
     #[inline]
     pub(super) fn read_payload(
         &self,
@@ -330,18 +332,20 @@ impl Port {
         generation: u32,
         offset: u32,
         to: &mut [u8],
-    ) -> Option<()> {
+    ) -> Option<u32> {
         let sending = self.sending(slot, generation)?;
         let end = u64::from(offset) + to.len() as u64;
         if end > u64::from(sending.len) {
             return None;
         }
         if sending.inline {
-            self.client.read_inline(slot, offset, to)
-        } else {
-            self.client
-                .read_arena(sending.arena_offset + u64::from(offset), to)
+            self.client.read_inline(slot, offset, to)?;
+            return Some(crc32c(to));
         }
+        let at = sending.arena_offset + u64::from(offset);
+        let from = self.client.arena_range(at, to.len())?;
+        // SAFETY: a range of the mapped arena; `to` is ours alone.
+        Some(unsafe { checked_copy::copy_out(from, to) })
     }
 
     // ---- receive tokens ----
@@ -406,18 +410,20 @@ impl Port {
         self.provide_cursor.release(self.provide_ring());
     }
 
-    /// Writes into a claimed buffer. `None` if the bytes have no place there.
+    /// Writes into a claimed buffer and returns the CRC32C of that. `None` if the bytes have no place there.
     pub(super) fn write_payload(
         &mut self,
         slot: u32,
         generation: u32,
         offset: u32,
         from: &[u8],
-    ) -> Option<()> {
+    ) -> Option<u32> {
         let at = self
             .buffers
             .arena_range(slot, generation, offset, from.len())?;
-        self.client.write_arena(at, from)
+        let to = self.client.arena_range(at, from.len())?;
+        // SAFETY: a range of the mapped arena; `from` is ours alone.
+        Some(unsafe { checked_copy::copy_in(from, to) })
     }
 
     // ---- events ----

@@ -52,6 +52,20 @@ pub fn crc32c_combine(a: u32, b: u32, b_len: u32) -> u32 {
     shifted ^ b
 }
 
+/// `x^n mod P`, reflected: the coefficient of `x^i` is bit `31 - i`.
+pub const fn x_to_the(mut n: u32) -> u32 {
+    let mut power = ONE;
+    let mut square = ONE >> 1;
+    while n > 0 {
+        if n & 1 == 1 {
+            power = multiply(power, square);
+        }
+        square = multiply(square, square);
+        n >>= 1;
+    }
+    power
+}
+
 /// `a · b mod P`, both reflected.
 const fn multiply(a: u32, b: u32) -> u32 {
     let mut product = 0;
@@ -67,7 +81,7 @@ const fn multiply(a: u32, b: u32) -> u32 {
 
 const fn powers() -> [[u32; 256]; 4] {
     let mut tables = [[0; 256]; 4];
-    let mut step = ONE >> 8; // x⁸
+    let mut step = x_to_the(8);
     let mut byte = 0;
     while byte < 4 {
         tables[byte][0] = ONE;
