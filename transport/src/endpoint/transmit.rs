@@ -318,7 +318,7 @@ impl Endpoint {
                 writer.turns(stream)
             } else {
                 match writer.turn(stream) {
-                    Turn::Sent => (true, Turn::Sent),
+                    Turn::Sent | Turn::Filled => (true, Turn::Sent),
                     turn => (false, turn),
                 }
             };
@@ -334,7 +334,7 @@ impl Endpoint {
                 stream.starved = false;
             }
             match turn {
-                Turn::Sent => {
+                Turn::Sent | Turn::Filled => {
                     active.rotate_left(1);
                     if !policy.coalesce {
                         return true; // a frame of its own

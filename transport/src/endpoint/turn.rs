@@ -23,7 +23,7 @@ use super::send_stream::{Message, MessageState, SendStream};
 use crate::ident::{Nanos, SendId};
 use crate::wire::chunk::Range;
 use crate::wire::frame::FRAME_HEADER_LEN;
-use crate::wire::{Chunk, FrameWriter, Payload, eager_header_len};
+use crate::wire::{Chunk, DATA_LEN, FrameWriter, Payload, eager_header_len};
 
 /// An EAGER's chunk header with START; what a whole frame leaves for one message.
 const EAGER_HEADER: usize = 40;
@@ -55,6 +55,8 @@ pub(super) struct Plan {
 pub(super) enum Turn {
     /// Wrote a chunk; may have more.
     Sent,
+    /// The same, cut to what the frame held: nothing else has room.
+    Filled,
     /// Has nothing it may send now.
     Nothing,
     /// Waits for credit.
@@ -90,6 +92,8 @@ impl StreamWriter<'_, '_, '_> {
         loop {
             match self.turn(stream) {
                 Turn::Sent => any = true,
+                // What may come next need not be looked for.
+                Turn::Filled => return (true, Turn::Full),
                 turn => return (any, turn),
             }
         }
@@ -331,6 +335,7 @@ impl StreamWriter<'_, '_, '_> {
     }
 
     /// DATA: what is asked for again, then what is granted, oldest message first.
+    #[inline(never)]
     fn data(&mut self, stream: &mut SendStream) -> Turn {
         while let Some(&(number, range)) = stream.resend.front() {
             let message = stream
@@ -351,7 +356,7 @@ impl StreamWriter<'_, '_, '_> {
                     } else if let Some(front) = stream.resend.front_mut() {
                         front.1.from = taken.to;
                     }
-                    Turn::Sent
+                    self.sent()
                 }
             };
         }
@@ -373,6 +378,7 @@ impl StreamWriter<'_, '_, '_> {
     }
 
     /// The unasked bytes of a request that went out: before anything else new, so that its message is whole soon.
+    #[inline(never)]
     fn follow(&mut self, stream: &mut SendStream, number: u32) -> Turn {
         let index = stream.index(number);
         let waits = |index: &usize| {
@@ -419,12 +425,22 @@ impl StreamWriter<'_, '_, '_> {
                     message.sent = taken.to;
                 }
                 stream.note_bytes(number, taken, self.now);
-                Turn::Sent
+                self.sent()
             }
         }
     }
 
+    /// A chunk was written, which may have been cut.
+    fn sent(&self) -> Turn {
+        if self.w.is_full() {
+            Turn::Filled
+        } else {
+            Turn::Sent
+        }
+    }
+
     /// One DATA chunk from the front of `range`; returns what it took.
+    #[inline(never)]
     fn piece(
         &mut self,
         stream: &SendStream,
@@ -433,14 +449,8 @@ impl StreamWriter<'_, '_, '_> {
         range: Range,
         unasked: bool,
     ) -> Result<Range, Turn> {
-        let chunk = |len: u16| Chunk::Data {
-            stream: stream.wire(),
-            number,
-            offset: range.from,
-            unasked,
-            payload: Payload { len, crc: 0 },
-        };
-        let (mut room, used) = self.room(&chunk(0)).ok_or(Turn::Full)?;
+        let mut room = self.w.room_behind(DATA_LEN).ok_or(Turn::Full)?;
+        let used = self.space.saturating_sub(room);
         if self.plan.charged || unasked {
             room = room.min(self.credit.saturating_sub(used));
         }
@@ -449,7 +459,15 @@ impl StreamWriter<'_, '_, '_> {
         if len == 0 || (len < PIECE_MIN && rest > 0 && !self.w.is_empty()) {
             return Err(Turn::Full);
         }
-        let at = push(self.w, self.counters, &chunk(len as u16)).map_err(|_| Turn::Full)?;
+        let payload = Payload {
+            len: len as u16,
+            crc: 0,
+        };
+        let at = self
+            .w
+            .push_data(&stream.wire(), number, range.from, unasked, payload)
+            .map_err(|_| Turn::Full)?;
+        self.counters.chunks_sent += 1;
         self.plan.add(at, self.sender, number, id, range.from, len);
         self.plan.charged |= unasked;
         self.plan.asks = true;

@@ -3,20 +3,12 @@
 //! [`encode`] and [`decode`] list every kind's fields in the same order, side by side. A chunk header is `kind, flags, length`,
 //! then, with the PAYLOAD flag, the payload's descriptor at the same place in every kind (so that a kind nobody knows can be
 //! skipped with its payload), then the kind's fields. What a newer version appends is skipped by length. The parts that kinds are made of are
-//! in `fields`.
-//!
-//! Short messages come by the dozen in a frame, and each header is read twice: so the plain EAGER, which all but the first of a stream are,
-//! is written and read at fixed places ([`write_plain_eager`], [`plain_eager`]) before anybody asks [`encode`] or [`decode`], and
-//! [`header_len`] knows without writing it how long the header of a message is. Tests hold both against the general way.
+//! in `fields`, and the kinds that come by the dozen are in `plain`.
 
-use super::chunk::{Chunk, MAX_RANGES, Payload, StreamRef};
+use super::chunk::{Chunk, MAX_RANGES, Payload};
 use super::error::WireError;
-use super::fields::{
-    Emit, FLAG_PAYLOAD, FLAG_START, Fields, ack_flags, ack_mode, is_unasked, priority,
-    priority_flag,
-};
-use crate::ident::PORTS;
-use crate::policy::AckMode;
+use super::fields::{Emit, FLAG_PAYLOAD, Fields, ack_mode, is_unasked};
+use super::plain::{DATA_LEN, PLAIN_ACK_LEN, eager_header_len, plain};
 
 /// Kind, flags, length.
 pub(super) const PREFIX_LEN: usize = 4;
@@ -26,7 +18,7 @@ pub(super) const PAYLOAD_CRC_AT: usize = 8;
 pub(super) const LONGEST: usize = 104;
 
 /// Kind numbers, wire.md §4. Numbers are never used again for something else.
-mod kind {
+pub(super) mod kind {
     pub const HELLO: u8 = 1;
     pub const HELLO_ACK: u8 = 2;
     pub const RESET: u8 = 3;
@@ -52,19 +44,7 @@ mod kind {
     pub const PATH_ACK: u8 = 23;
 }
 
-/// An EAGER without START, as this version writes it.
-pub(super) const PLAIN_EAGER_LEN: usize = PREFIX_LEN + 8 + 8 + 4 + 8;
-
 // ---- writing ----
-
-/// How long an EAGER's header is.
-#[inline]
-pub(crate) fn eager_header_len(start: Option<u32>) -> usize {
-    match start {
-        None => PLAIN_EAGER_LEN,
-        Some(_) => PLAIN_EAGER_LEN + 4,
-    }
-}
 
 /// How long the header is that [`encode`] writes.
 #[inline]
@@ -72,32 +52,10 @@ pub(super) fn header_len(chunk: &Chunk<'_>) -> usize {
     match chunk {
         Chunk::Eager { start, .. } => eager_header_len(*start),
         Chunk::Rts { start, .. } => 4 + eager_header_len(*start),
-        Chunk::Data { .. } => PREFIX_LEN + 8 + 8 + 4 + 4,
+        Chunk::Data { .. } => DATA_LEN,
+        Chunk::Ack { received, .. } => PLAIN_ACK_LEN + 8 * received.words().len(),
         other => encode(other, &mut [0; LONGEST]),
     }
-}
-
-/// [`encode`] for an EAGER without START.
-#[inline(always)]
-pub(super) fn write_plain_eager(
-    stream: &StreamRef,
-    number: u32,
-    tag: u64,
-    ack: AckMode,
-    payload: Payload,
-    h: &mut [u8; PLAIN_EAGER_LEN],
-) {
-    h[0] = kind::EAGER;
-    h[1] = FLAG_PAYLOAD | priority_flag(stream.priority) | ack_flags(ack);
-    h[2..4].copy_from_slice(&(PLAIN_EAGER_LEN as u16).to_be_bytes());
-    h[4..6].copy_from_slice(&payload.len.to_be_bytes());
-    h[6..8].copy_from_slice(&[0; 2]);
-    h[8..12].copy_from_slice(&payload.crc.to_be_bytes());
-    h[12..14].copy_from_slice(&stream.sender_port.to_be_bytes());
-    h[14..16].copy_from_slice(&stream.receiver_port.to_be_bytes());
-    h[16..20].copy_from_slice(&stream.epoch.to_be_bytes());
-    h[20..24].copy_from_slice(&number.to_be_bytes());
-    h[24..32].copy_from_slice(&tag.to_be_bytes());
 }
 
 /// Writes `chunk`'s header to the start of `to` and returns its length, a multiple of 4.
@@ -256,6 +214,7 @@ pub(super) fn encode(chunk: &Chunk<'_>, to: &mut [u8; LONGEST]) -> usize {
 // ---- reading ----
 
 /// One chunk header and what follows it in the header area.
+#[cfg_attr(test, derive(PartialEq))]
 pub(super) struct Decoded<'a> {
     /// `None` for a kind this version does not know.
     pub chunk: Option<Chunk<'a>>,
@@ -265,70 +224,15 @@ pub(super) struct Decoded<'a> {
     pub rest: &'a [u8],
 }
 
-/// An EAGER without START and with nothing wrong.
-#[derive(Clone, Copy)]
-pub(super) struct PlainEager {
-    pub stream: StreamRef,
-    pub number: u32,
-    pub tag: u64,
-    pub ack: AckMode,
-    pub payload: Payload,
-}
-
-impl PlainEager {
-    #[inline]
-    pub(super) fn chunk(self) -> Chunk<'static> {
-        Chunk::Eager {
-            stream: self.stream,
-            start: None,
-            number: self.number,
-            tag: self.tag,
-            ack: self.ack,
-            payload: self.payload,
-        }
-    }
-}
-
-/// The start of a plain EAGER's header as one number: kind, flags, length. Of the flags only these two are as they must be.
-const PLAIN_EAGER: u32 =
-    (kind::EAGER as u32) << 24 | (FLAG_PAYLOAD as u32) << 16 | PLAIN_EAGER_LEN as u32;
-const PLAIN_EAGER_MASK: u32 = 0xff00_ffff | ((FLAG_PAYLOAD | FLAG_START) as u32) << 16;
-
-/// The plain EAGER at the start of `area`, and what follows it; `None`: anything else, which [`decode`] judges.
-#[inline(always)]
-pub(super) fn plain_eager(area: &[u8]) -> Option<(PlainEager, &[u8])> {
-    let (h, rest) = area.split_first_chunk::<PLAIN_EAGER_LEN>()?;
-    let (sender_port, receiver_port) = (
-        u16::from_be_bytes([h[12], h[13]]),
-        u16::from_be_bytes([h[14], h[15]]),
-    );
-    if u32::from_be_bytes([h[0], h[1], h[2], h[3]]) & PLAIN_EAGER_MASK != PLAIN_EAGER
-        || sender_port >= PORTS
-        || receiver_port >= PORTS
-    {
-        return None;
-    }
-    let flags = h[1];
-    let eager = PlainEager {
-        stream: StreamRef {
-            sender_port,
-            receiver_port,
-            priority: priority(flags),
-            epoch: u32::from_be_bytes([h[16], h[17], h[18], h[19]]),
-        },
-        number: u32::from_be_bytes([h[20], h[21], h[22], h[23]]),
-        tag: u64::from_be_bytes([h[24], h[25], h[26], h[27], h[28], h[29], h[30], h[31]]),
-        ack: ack_mode(flags),
-        payload: Payload {
-            len: u16::from_be_bytes([h[4], h[5]]),
-            crc: u32::from_be_bytes([h[8], h[9], h[10], h[11]]),
-        },
-    };
-    Some((eager, rest))
-}
-
 /// Reads the chunk header at the start of `area`, of any kind.
 pub(super) fn decode(area: &[u8]) -> Result<Decoded<'_>, WireError> {
+    match plain(area) {
+        Some(chunk) => Ok(chunk),
+        None => decode_any(area),
+    }
+}
+
+pub(super) fn decode_any(area: &[u8]) -> Result<Decoded<'_>, WireError> {
     let (&[kind, flags, high, low], _) = area.split_first_chunk().ok_or(WireError::ChunkLength)?;
     let length = usize::from(u16::from_be_bytes([high, low]));
     if length < PREFIX_LEN || length % 4 != 0 || length > area.len() {
@@ -513,44 +417,4 @@ fn decode_fields<'a>(
         _ => return Ok(None),
     };
     Ok(Some(chunk))
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::super::tests::random::any_chunk;
-    use super::*;
-
-    fn same((eager, rest): &(PlainEager, &[u8]), general: &Decoded<'_>) -> bool {
-        let (chunk, payload) = (Some(eager.chunk()), Some(eager.payload));
-        (chunk, payload, *rest) == (general.chunk, general.payload, general.rest)
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(4_000))]
-
-        // Whatever is written, and that with a bit flipped. Expect: the short way finds what the general way finds, or nothing.
-        #[test]
-        fn the_short_way_is_the_general_way((chunk, _) in any_chunk(), flip in 0usize..8 * PLAIN_EAGER_LEN, more in 0usize..40) {
-            let mut header = [0; LONGEST];
-            let len = encode(&chunk, &mut header);
-            prop_assert_eq!(header_len(&chunk), len);
-            if let Chunk::Eager { stream, start: None, number, tag, ack, payload } = &chunk {
-                let mut plain = [0xff; PLAIN_EAGER_LEN];
-                write_plain_eager(stream, *number, *tag, *ack, *payload, &mut plain);
-                prop_assert_eq!(&header[..len], &plain[..]);
-            }
-            let area = &mut header[..(len + more).min(LONGEST)];
-            for _ in 0..2 {
-                if let Some(short) = plain_eager(area) {
-                    let general = decode(area);
-                    prop_assert!(general.is_ok_and(|general| same(&short, &general)));
-                }
-                if let Some(byte) = area.get_mut(flip / 8) {
-                    *byte ^= 1 << (flip % 8);
-                }
-            }
-        }
-    }
 }

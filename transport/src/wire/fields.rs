@@ -24,6 +24,12 @@ pub(super) fn priority_flag(priority: u8) -> u8 {
     if priority == 0 { 0 } else { FLAG_HIGH }
 }
 
+/// The flag of bytes that were not asked for.
+#[inline]
+pub(super) fn unasked_flag(unasked: bool) -> u8 {
+    if unasked { FLAG_UNASKED } else { 0 }
+}
+
 /// The flags that say when a message's sender wants its acknowledgement.
 #[inline]
 pub(super) fn ack_flags(mode: AckMode) -> u8 {
@@ -99,7 +105,7 @@ impl Emit<'_> {
 
     #[inline]
     pub(super) fn unasked(self, unasked: bool) -> Self {
-        self.to[1] |= if unasked { FLAG_UNASKED } else { 0 };
+        self.to[1] |= unasked_flag(unasked);
         self
     }
 

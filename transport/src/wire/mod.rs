@@ -10,15 +10,16 @@ pub mod error;
 mod fields;
 pub mod frame;
 mod parse;
+mod plain;
 mod writer;
 
 pub use chunk::{Chunk, Payload, StreamRef};
-pub(crate) use codec::eager_header_len;
 pub use crc::{crc32c, crc32c_combine};
 pub use error::WireError;
 pub use frame::FrameHeader;
 pub(crate) use parse::Short;
 pub use parse::{Chunks, Frame, Parts, PayloadView, parse};
+pub(crate) use plain::{DATA_LEN, eager_header_len};
 pub use writer::{FrameWriter, Full, HEADER_AREA_MAX, MAX_CHUNKS, PayloadWriter};
 
 #[cfg(test)]

@@ -8,10 +8,11 @@
 //! believed).
 
 use super::chunk::{Chunk, Payload, StreamRef};
-use super::codec::{Decoded, decode, plain_eager};
+use super::codec::{Decoded, decode};
 use super::crc::crc32c_append;
 use super::error::WireError;
 use super::frame::{FRAME_HEADER_LEN, FrameHeader, Parsed};
+use super::plain::plain_eager;
 use crate::policy::AckMode;
 
 /// Up to this length a frame may have bytes after its payloads: Ethernet pads to 60 bytes, and VLAN tags come and go.

@@ -6,10 +6,9 @@
 //! [`PayloadWriter::finish`] seals the headers. No allocation, nothing moved. The two types make the wrong order impossible.
 
 use super::chunk::{Chunk, Payload, StreamRef};
-use super::codec::{
-    LONGEST, PAYLOAD_CRC_AT, PLAIN_EAGER_LEN, encode, header_len, write_plain_eager,
-};
+use super::codec::{LONGEST, PAYLOAD_CRC_AT, PREFIX_LEN, encode, header_len};
 use super::frame::{FRAME_HEADER_LEN, FrameHeader};
+use super::plain::{write_data, write_plain_eager};
 use crate::policy::AckMode;
 
 /// Most chunks in one frame this build writes; it reads up to 255.
@@ -109,7 +108,33 @@ impl<'a> FrameWriter<'a> {
         ack: AckMode,
         payload: Payload,
     ) -> Result<usize, Full> {
-        let room = self.room_behind(PLAIN_EAGER_LEN).ok_or(Full)?;
+        let (index, header) = self.take_place(payload)?;
+        write_plain_eager(stream, number, tag, ack, payload, header);
+        Ok(index)
+    }
+
+    /// [`Self::push`] of DATA, of which nearly all other frames consist.
+    #[inline(always)]
+    pub(crate) fn push_data(
+        &mut self,
+        stream: &StreamRef,
+        number: u32,
+        offset: u32,
+        unasked: bool,
+        payload: Payload,
+    ) -> Result<usize, Full> {
+        let (index, header) = self.take_place(payload)?;
+        write_data(stream, number, offset, unasked, payload, header);
+        Ok(index)
+    }
+
+    /// The next chunk's place, which is taken: its index, and where its header of fixed length goes.
+    #[inline(always)]
+    fn take_place<const LEN: usize>(
+        &mut self,
+        payload: Payload,
+    ) -> Result<(usize, &mut [u8; LEN]), Full> {
+        let room = self.room_behind(LEN).ok_or(Full)?;
         let index = self.chunks;
         let header = self.frame.get_mut(self.header_len..);
         let header = header.and_then(|to| to.first_chunk_mut()).ok_or(Full)?;
@@ -117,16 +142,15 @@ impl<'a> FrameWriter<'a> {
         if usize::from(payload.len) > room {
             return Err(Full);
         }
-        write_plain_eager(stream, number, tag, ack, payload, header);
         *slot = Slot {
             header: self.header_len as u16,
             payload: self.payload_len as u16,
             payload_len: payload.len,
         };
-        self.header_len += PLAIN_EAGER_LEN;
+        self.header_len += LEN;
         self.payload_len += usize::from(payload.len);
         self.chunks = index + 1;
-        Ok(index)
+        Ok((index, header))
     }
 
     /// How many payload bytes a chunk may bring whose header, without payload, is `chunk`'s; `None` if not even the header fits.
@@ -154,6 +178,12 @@ impl<'a> FrameWriter<'a> {
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.chunks == 0
+    }
+
+    /// Whether there is no room for any chunk.
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        self.header_len + self.payload_len + PREFIX_LEN > self.frame.len()
     }
 
     /// Bytes of the frame as it stands.

@@ -1,0 +1,270 @@
+//! The chunks that most frames consist of, at fixed places.
+//!
+//! Problem: short messages come by the dozen in a frame, and each header is read twice; long ones are nothing but DATA; and in front of
+//! nearly every answer is an ACK. [`encode`](super::codec::encode) and [`decode`](super::codec::decode) know every kind, which costs more than
+//! the kind at hand.
+//!
+//! Idea: an EAGER without START, which all but the first of a stream are, and DATA are written and read in one piece, and an ACK of nothing but
+//! a base is read so. Anything else is for the general way, also what only looks alike. A test holds each against it.
+
+use super::chunk::{Chunk, Payload, Received, StreamRef};
+use super::codec::{Decoded, PREFIX_LEN, kind};
+use super::fields::{
+    FLAG_PAYLOAD, FLAG_START, ack_flags, ack_mode, is_unasked, priority, priority_flag,
+    unasked_flag,
+};
+use crate::ident::PORTS;
+use crate::policy::AckMode;
+
+/// An EAGER without START, as this version writes it.
+pub(super) const PLAIN_EAGER_LEN: usize = PREFIX_LEN + 8 + 8 + 4 + 8;
+/// DATA, as this version writes it.
+pub(crate) const DATA_LEN: usize = PREFIX_LEN + 8 + 8 + 4 + 4;
+/// An ACK that names no number beyond its base, as this version writes it.
+pub(super) const PLAIN_ACK_LEN: usize = PREFIX_LEN + 8 + 4;
+
+// ---- writing ----
+
+/// How long an EAGER's header is.
+#[inline]
+pub(crate) fn eager_header_len(start: Option<u32>) -> usize {
+    match start {
+        None => PLAIN_EAGER_LEN,
+        Some(_) => PLAIN_EAGER_LEN + 4,
+    }
+}
+
+/// An EAGER without START.
+#[inline(always)]
+pub(super) fn write_plain_eager(
+    stream: &StreamRef,
+    number: u32,
+    tag: u64,
+    ack: AckMode,
+    payload: Payload,
+    h: &mut [u8; PLAIN_EAGER_LEN],
+) {
+    h[0] = kind::EAGER;
+    h[1] = FLAG_PAYLOAD | priority_flag(stream.priority) | ack_flags(ack);
+    h[2..4].copy_from_slice(&(PLAIN_EAGER_LEN as u16).to_be_bytes());
+    h[4..6].copy_from_slice(&payload.len.to_be_bytes());
+    h[6..8].copy_from_slice(&[0; 2]);
+    h[8..12].copy_from_slice(&payload.crc.to_be_bytes());
+    h[12..14].copy_from_slice(&stream.sender_port.to_be_bytes());
+    h[14..16].copy_from_slice(&stream.receiver_port.to_be_bytes());
+    h[16..20].copy_from_slice(&stream.epoch.to_be_bytes());
+    h[20..24].copy_from_slice(&number.to_be_bytes());
+    h[24..32].copy_from_slice(&tag.to_be_bytes());
+}
+
+/// DATA.
+#[inline(always)]
+pub(super) fn write_data(
+    stream: &StreamRef,
+    number: u32,
+    offset: u32,
+    unasked: bool,
+    payload: Payload,
+    h: &mut [u8; DATA_LEN],
+) {
+    h[0] = kind::DATA;
+    h[1] = FLAG_PAYLOAD | priority_flag(stream.priority) | unasked_flag(unasked);
+    h[2..4].copy_from_slice(&(DATA_LEN as u16).to_be_bytes());
+    h[4..6].copy_from_slice(&payload.len.to_be_bytes());
+    h[6..8].copy_from_slice(&[0; 2]);
+    h[8..12].copy_from_slice(&payload.crc.to_be_bytes());
+    h[12..14].copy_from_slice(&stream.sender_port.to_be_bytes());
+    h[14..16].copy_from_slice(&stream.receiver_port.to_be_bytes());
+    h[16..20].copy_from_slice(&stream.epoch.to_be_bytes());
+    h[20..24].copy_from_slice(&number.to_be_bytes());
+    h[24..28].copy_from_slice(&offset.to_be_bytes());
+}
+
+// ---- reading ----
+
+/// An EAGER without START and with nothing wrong.
+#[derive(Clone, Copy)]
+pub(super) struct PlainEager {
+    pub stream: StreamRef,
+    pub number: u32,
+    pub tag: u64,
+    pub ack: AckMode,
+    pub payload: Payload,
+}
+
+impl PlainEager {
+    #[inline]
+    pub(super) fn chunk(self) -> Chunk<'static> {
+        Chunk::Eager {
+            stream: self.stream,
+            start: None,
+            number: self.number,
+            tag: self.tag,
+            ack: self.ack,
+            payload: self.payload,
+        }
+    }
+}
+
+/// The start of a plain EAGER's header as one number: kind, flags, length. Of the flags only these two are as they must be.
+const PLAIN_EAGER: u32 =
+    (kind::EAGER as u32) << 24 | (FLAG_PAYLOAD as u32) << 16 | PLAIN_EAGER_LEN as u32;
+const PLAIN_EAGER_MASK: u32 = 0xff00_ffff | ((FLAG_PAYLOAD | FLAG_START) as u32) << 16;
+
+/// The plain EAGER at the start of `area`, and what follows it; `None`: anything else, which the general way judges.
+#[inline(always)]
+pub(super) fn plain_eager(area: &[u8]) -> Option<(PlainEager, &[u8])> {
+    let (h, rest) = area.split_first_chunk::<PLAIN_EAGER_LEN>()?;
+    let (sender_port, receiver_port) = (
+        u16::from_be_bytes([h[12], h[13]]),
+        u16::from_be_bytes([h[14], h[15]]),
+    );
+    if u32::from_be_bytes([h[0], h[1], h[2], h[3]]) & PLAIN_EAGER_MASK != PLAIN_EAGER
+        || sender_port >= PORTS
+        || receiver_port >= PORTS
+    {
+        return None;
+    }
+    let flags = h[1];
+    let eager = PlainEager {
+        stream: StreamRef {
+            sender_port,
+            receiver_port,
+            priority: priority(flags),
+            epoch: u32::from_be_bytes([h[16], h[17], h[18], h[19]]),
+        },
+        number: u32::from_be_bytes([h[20], h[21], h[22], h[23]]),
+        tag: u64::from_be_bytes([h[24], h[25], h[26], h[27], h[28], h[29], h[30], h[31]]),
+        ack: ack_mode(flags),
+        payload: Payload {
+            len: u16::from_be_bytes([h[4], h[5]]),
+            crc: u32::from_be_bytes([h[8], h[9], h[10], h[11]]),
+        },
+    };
+    Some((eager, rest))
+}
+
+/// The chunk at the start of `area`, if it is plain DATA or a plain ACK; `None`: anything else.
+#[inline]
+pub(super) fn plain(area: &[u8]) -> Option<Decoded<'_>> {
+    match *area.first()? {
+        kind::DATA => plain_data(area),
+        kind::ACK => plain_ack(area),
+        _ => None,
+    }
+}
+
+/// The start of DATA's header as one number, as [`PLAIN_EAGER`].
+const PLAIN_DATA: u32 = (kind::DATA as u32) << 24 | (FLAG_PAYLOAD as u32) << 16 | DATA_LEN as u32;
+/// The same of an ACK, which has no payload.
+const PLAIN_ACK: u32 = (kind::ACK as u32) << 24 | PLAIN_ACK_LEN as u32;
+
+#[inline]
+fn plain_data(area: &[u8]) -> Option<Decoded<'_>> {
+    let (h, rest) = area.split_first_chunk::<DATA_LEN>()?;
+    let word = |at: usize| u32::from_be_bytes([h[at], h[at + 1], h[at + 2], h[at + 3]]);
+    let (ports, offset) = (word(12), word(24));
+    let payload = Payload {
+        len: u16::from_be_bytes([h[4], h[5]]),
+        crc: word(8),
+    };
+    let stream = stream(ports, word(16), h[1])?;
+    let ends = offset.checked_add(u32::from(payload.len));
+    if word(0) & PLAIN_EAGER_MASK != PLAIN_DATA || payload.len == 0 || ends.is_none() {
+        return None;
+    }
+    let chunk = Chunk::Data {
+        stream,
+        number: word(20),
+        offset,
+        unasked: is_unasked(h[1]),
+        payload,
+    };
+    Some(Decoded {
+        chunk: Some(chunk),
+        payload: Some(payload),
+        rest,
+    })
+}
+
+#[inline]
+fn plain_ack(area: &[u8]) -> Option<Decoded<'_>> {
+    let (h, rest) = area.split_first_chunk::<PLAIN_ACK_LEN>()?;
+    let word = |at: usize| u32::from_be_bytes([h[at], h[at + 1], h[at + 2], h[at + 3]]);
+    let stream = stream(word(4), word(8), h[1])?;
+    if word(0) & PLAIN_EAGER_MASK != PLAIN_ACK {
+        return None;
+    }
+    let chunk = Chunk::Ack {
+        stream,
+        base: word(12),
+        received: Received::default(),
+    };
+    Some(Decoded {
+        chunk: Some(chunk),
+        payload: None,
+        rest,
+    })
+}
+
+/// A stream's name by its words; `None` if there are no such ports.
+#[inline]
+fn stream(ports: u32, epoch: u32, flags: u8) -> Option<StreamRef> {
+    let (sender_port, receiver_port) = ((ports >> 16) as u16, ports as u16);
+    (sender_port < PORTS && receiver_port < PORTS).then_some(StreamRef {
+        sender_port,
+        receiver_port,
+        priority: priority(flags),
+        epoch,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::codec::{LONGEST, decode_any, encode, header_len};
+    use super::super::tests::random::any_chunk;
+    use super::*;
+
+    fn same((eager, rest): &(PlainEager, &[u8]), general: &Decoded<'_>) -> bool {
+        let (chunk, payload) = (Some(eager.chunk()), Some(eager.payload));
+        (chunk, payload, *rest) == (general.chunk, general.payload, general.rest)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4_000))]
+
+        // Whatever is written, and that with a bit flipped. Expect: the short way finds what the general way finds, or nothing.
+        #[test]
+        fn the_short_way_is_the_general_way((chunk, _) in any_chunk(), flip in 0usize..8 * PLAIN_EAGER_LEN, more in 0usize..40) {
+            let mut header = [0; LONGEST];
+            let len = encode(&chunk, &mut header);
+            prop_assert_eq!(header_len(&chunk), len);
+            if let Chunk::Eager { stream, start: None, number, tag, ack, payload } = &chunk {
+                let mut plain = [0xff; PLAIN_EAGER_LEN];
+                write_plain_eager(stream, *number, *tag, *ack, *payload, &mut plain);
+                prop_assert_eq!(&header[..len], &plain[..]);
+            }
+            if let Chunk::Data { stream, number, offset, unasked, payload } = &chunk {
+                let mut data = [0xff; DATA_LEN];
+                write_data(stream, *number, *offset, *unasked, *payload, &mut data);
+                prop_assert_eq!(&header[..len], &data[..]);
+            }
+            let area = &mut header[..(len + more).min(LONGEST)];
+            for _ in 0..2 {
+                if let Some(short) = plain_eager(area) {
+                    let general = decode_any(area);
+                    prop_assert!(general.is_ok_and(|general| same(&short, &general)));
+                }
+                if let Some(short) = plain(area) {
+                    let general = decode_any(area);
+                    prop_assert!(general.is_ok_and(|general| general == short));
+                }
+                if let Some(byte) = area.get_mut(flip / 8) {
+                    *byte ^= 1 << (flip % 8);
+                }
+            }
+        }
+    }
+}
