@@ -102,12 +102,13 @@ mod one_pass {
     /// As above, and the processor has these features.
     #[target_feature(enable = "avx512f,avx512vl,vpclmulqdq,pclmulqdq,sse4.2")]
     unsafe fn copy_long(from: *const u8, to: *mut u8, len: usize) -> u32 {
-        // SAFETY, of both: what is moved ends at `len` at most; each use sees to that.
+        // SAFETY: what is moved ends at `len` at most; each use sees to that.
         let wide = |at: usize| unsafe {
             let bytes = _mm512_loadu_si512(from.add(at).cast());
             _mm512_storeu_si512(to.add(at).cast(), bytes);
             bytes
         };
+        // SAFETY: as above.
         let narrow = |at: usize| unsafe {
             let bytes = _mm_loadu_si128(from.add(at).cast());
             _mm_storeu_si128(to.add(at).cast(), bytes);
