@@ -20,7 +20,7 @@ use super::commit_point::{Point, store};
 use super::latency::Latencies;
 use super::ledger_facts::{Facts, stream_of};
 use super::port_table::PortTable;
-use super::ports::{Port, PortParts, Taken};
+use super::ports::{Port, Taken};
 use super::questions::Questions;
 use super::suspect::Suspect;
 
@@ -85,7 +85,8 @@ impl EngineHost {
     }
 
     /// Maps a port whose ledger facts, if there are any, belong to an earlier generation, and opens it.
-    pub(super) fn open_fresh(&mut self, parts: PortParts) -> std::io::Result<()> {
+    #[cfg(any(test, feature = "conversation"))]
+    pub(super) fn open_fresh(&mut self, parts: super::ports::PortParts) -> std::io::Result<()> {
         self.open_mapped(Port::map(parts)?);
         Ok(())
     }
