@@ -44,6 +44,7 @@ const SEND: &[&str] = &[
     "6engine5ports4Port9take_send",
     "6engine4path4Path8transmit",
     "6engine5encap13Encapsulation5build",
+    "6engine12checked_copy",
     "8endpoint6submit",
     "8endpoint8transmit",
     "8endpoint4turn",
@@ -56,6 +57,7 @@ const RECEIVE: &[&str] = &[
     "6engine4path4Path7receive",
     "6engine4path7Inbound",
     "6engine5encap13Encapsulation5parse",
+    "6engine12checked_copy",
     "12handle_frame",
     "8endpoint7arrival",
     "8endpoint6accept",
@@ -65,6 +67,7 @@ const RECEIVE: &[&str] = &[
     "8endpoint12long_message",
     "4wire5parse",
     "4wire5codec6decode",
+    "4wire5plain",
     "3xsk7receive",
 ];
 /// Of the implementation of `transport::Host`, whose names hold the trait's: by method.
