@@ -215,6 +215,14 @@ impl ClientHalf {
         })
     }
 
+    /// Could it be mapped with this geometry, which is valid?
+    ///
+    /// # Errors
+    /// As [`verify_sealed`].
+    pub fn verify(fd: BorrowedFd<'_>, geometry: &PortGeometry) -> io::Result<()> {
+        verify_sealed(fd, geometry.client_half_bytes())
+    }
+
     /// Geometry it was mapped with.
     pub fn geometry(&self) -> PortGeometry {
         self.geometry
@@ -351,24 +359,23 @@ impl EngineHalf {
         })
     }
 
-    /// The geometry that an engine half says it has. Believed as far as the memory's size agrees: an engine can write there.
-    pub fn geometry_of(fd: BorrowedFd<'_>) -> io::Result<PortGeometry> {
-        let bad = |what| io::Error::new(io::ErrorKind::InvalidData, what);
-        let size = usize::try_from(rustix::fs::fstat(fd)?.st_size)
-            .map_err(|_| bad("the memory has no size"))?;
-        if size < crate::port::PAGE {
-            return Err(bad("the memory is smaller than a header"));
-        }
-        let mapping = Mapping::new(fd, size, false)?;
-        let header = &mapping.at::<EngineHeader>(0, 1)[0];
-        let geometry = PortGeometry::new(
-            header.send_tokens.load(Ordering::Relaxed),
-            header.receive_tokens.load(Ordering::Relaxed),
-            header.arena_bytes.load(Ordering::Relaxed),
-        );
-        geometry
+    /// The geometry of a port's engine half, which is found without mapping anything. Believed as far as the memory's size agrees: an engine can write
+    /// there.
+    ///
+    /// # Errors
+    /// It is not the engine half of this port of this node, in a version we speak; or the system's.
+    pub fn recognise(fd: BorrowedFd<'_>, node: u16, port: u16) -> io::Result<PortGeometry> {
+        let size = usize::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0);
+        verify_sealed(fd, size)?;
+        let found = Head::read(fd)?;
+        found
+            .geometry()
             .filter(|geometry| geometry.engine_half_bytes() == size)
-            .ok_or_else(|| bad("the memory is no port's engine half"))
+            .filter(|geometry| found == Head::of(geometry, node, port))
+            .ok_or_else(|| {
+                let what = "the memory is not this port's engine half";
+                io::Error::new(io::ErrorKind::InvalidData, what)
+            })
     }
 
     /// The header. Storing through a read-only mapping faults; the application only loads.
@@ -427,21 +434,7 @@ impl EngineHalf {
         node: u16,
         port: u16,
     ) -> io::Result<bool> {
-        let mut wanted = [0; 36];
-        wanted[..8].copy_from_slice(&PORT_MAGIC.to_ne_bytes());
-        let halves = [
-            crate::PORT_ABI_VERSION,
-            geometry.send_tokens,
-            geometry.receive_tokens,
-            u32::from(port),
-        ];
-        for (at, half) in (8..).step_by(4).zip(halves) {
-            wanted[at..at + 4].copy_from_slice(&half.to_ne_bytes());
-        }
-        wanted[24..32].copy_from_slice(&geometry.arena_bytes.to_ne_bytes());
-        wanted[32..].copy_from_slice(&u32::from(node).to_ne_bytes());
-        let mut found = [0; 36];
-        if rustix::io::pread(fd, &mut found, 0)? == wanted.len() && found == wanted {
+        if Head::read(fd)? == Head::of(&geometry, node, port) {
             return Ok(false);
         }
         Self::map(fd, geometry, true)?.write_names(node, port);
@@ -457,6 +450,63 @@ impl EngineHalf {
             && header.send_tokens.load(Ordering::Relaxed) == self.geometry.send_tokens
             && header.receive_tokens.load(Ordering::Relaxed) == self.geometry.receive_tokens
             && header.arena_bytes.load(Ordering::Relaxed) == self.geometry.arena_bytes
+    }
+}
+
+/// The supervisor's words of an engine half, as bytes: the beginning of [`EngineHeader`].
+#[derive(PartialEq, Eq)]
+struct Head([u8; HEAD]);
+
+/// Up to the node's id, inclusive.
+const HEAD: usize = 36;
+const _: () = {
+    assert!(std::mem::offset_of!(EngineHeader, send_tokens) == 12);
+    assert!(std::mem::offset_of!(EngineHeader, receive_tokens) == 16);
+    assert!(std::mem::offset_of!(EngineHeader, port) == 20);
+    assert!(std::mem::offset_of!(EngineHeader, arena_bytes) == 24);
+    assert!(std::mem::offset_of!(EngineHeader, node) + 4 == HEAD);
+};
+
+impl Head {
+    fn of(geometry: &PortGeometry, node: u16, port: u16) -> Self {
+        let mut bytes = [0; HEAD];
+        bytes[..8].copy_from_slice(&PORT_MAGIC.to_ne_bytes());
+        let halves = [
+            crate::PORT_ABI_VERSION,
+            geometry.send_tokens,
+            geometry.receive_tokens,
+            u32::from(port),
+        ];
+        for (at, half) in (8..).step_by(4).zip(halves) {
+            bytes[at..at + 4].copy_from_slice(&half.to_ne_bytes());
+        }
+        bytes[24..32].copy_from_slice(&geometry.arena_bytes.to_ne_bytes());
+        bytes[32..].copy_from_slice(&u32::from(node).to_ne_bytes());
+        Self(bytes)
+    }
+
+    /// As it is; zeros where the memory ends.
+    fn read(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        let mut bytes = [0; HEAD];
+        rustix::io::pread(fd, &mut bytes, 0)?;
+        Ok(Self(bytes))
+    }
+
+    fn geometry(&self) -> Option<PortGeometry> {
+        let half = |at: usize| {
+            self.0
+                .get(at..at + 4)?
+                .try_into()
+                .ok()
+                .map(u32::from_ne_bytes)
+        };
+        let arena_bytes = self
+            .0
+            .get(24..32)?
+            .try_into()
+            .ok()
+            .map(u64::from_ne_bytes)?;
+        PortGeometry::new(half(12)?, half(16)?, arena_bytes)
     }
 }
 

@@ -143,7 +143,6 @@ pub struct PortMemory {
     pub geometry: PortGeometry,
     client_half: Arc<OwnedFd>,
     engine_half: Arc<OwnedFd>,
-    engine_half_read_only: Arc<OwnedFd>,
     /// Engine → application: the end that rings, and the application's. A stream socket pair and not an eventfd, because an
     /// application could make an eventfd blocking for whoever rings it (see `engine/bell.rs`).
     event_doorbell: [Arc<OwnedFd>; 2],
@@ -160,7 +159,6 @@ impl PortMemory {
         let engine_half = create_sealed("portolan-engine-half", geometry.engine_half_bytes())?;
         ClientHalf::map(client_half.as_fd(), geometry)?.initialise();
         EngineHalf::map(engine_half.as_fd(), geometry, true)?.initialise(node, port);
-        let engine_half_read_only = reopen_read_only(engine_half.as_fd())?;
         let (ringing, hearing) = rustix::net::socketpair(
             AddressFamily::UNIX,
             SocketType::STREAM,
@@ -171,39 +169,30 @@ impl PortMemory {
             geometry,
             client_half: Arc::new(client_half),
             engine_half: Arc::new(engine_half),
-            engine_half_read_only: Arc::new(engine_half_read_only),
             event_doorbell: [Arc::new(ringing), Arc::new(hearing)],
             engine_doorbell: Arc::new(eventfd()?),
         })
     }
 
-    /// The memory of a port that a predecessor made, from what it stored. Its layout is what the engine half says, as far as sizes agree.
+    /// The memory of a port that a predecessor made, from what it stored. Its layout is what the engine half says, as far as sizes agree. Nothing is mapped: a
+    /// supervisor that comes back does this for every port, on processors that carry messages.
     ///
     /// # Errors
     /// It is not the memory of one port; or the system's.
     pub fn restore(node: u16, port: u16, parts: [OwnedFd; 5]) -> io::Result<Self> {
         let [client_half, engine_half, ringing, hearing, bell] = parts;
-        let geometry = EngineHalf::geometry_of(engine_half.as_fd())?;
-        let half = EngineHalf::map(engine_half.as_fd(), geometry, true)?;
-        let is = |word: &std::sync::atomic::AtomicU32, number: u16| {
-            word.load(Ordering::Relaxed) == u32::from(number)
-        };
-        if !half.is_valid() || !is(&half.header().port, port) || !is(&half.header().node, node) {
-            return Err(io::Error::other("it belongs to something else"));
-        }
-        ClientHalf::map(client_half.as_fd(), geometry)?;
-        let engine_half_read_only = reopen_read_only(engine_half.as_fd())?;
+        let geometry = EngineHalf::recognise(engine_half.as_fd(), node, port)?;
+        ClientHalf::verify(client_half.as_fd(), &geometry)?;
         Ok(Self {
             geometry,
             client_half: Arc::new(client_half),
             engine_half: Arc::new(engine_half),
-            engine_half_read_only: Arc::new(engine_half_read_only),
             event_doorbell: [Arc::new(ringing), Arc::new(hearing)],
             engine_doorbell: Arc::new(bell),
         })
     }
 
-    /// What must be stored, for [`Self::restore`]. The read-only engine half is opened again.
+    /// What must be stored, for [`Self::restore`].
     pub fn parts(&self) -> [(PortPart, Arc<OwnedFd>); 5] {
         let [ringing, hearing] = &self.event_doorbell;
         [
@@ -229,8 +218,12 @@ impl PortMemory {
     }
 
     /// The descriptors for the application: the engine half read-only.
-    pub fn for_application(&self) -> Vec<Arc<OwnedFd>> {
-        self.fds(&self.engine_half_read_only, &self.event_doorbell[1])
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn for_application(&self) -> io::Result<Vec<Arc<OwnedFd>>> {
+        let read_only = Arc::new(reopen_read_only(self.engine_half.as_fd())?);
+        Ok(self.fds(&read_only, &self.event_doorbell[1]))
     }
 
     fn fds(&self, engine_half: &Arc<OwnedFd>, events: &Arc<OwnedFd>) -> Vec<Arc<OwnedFd>> {
@@ -304,5 +297,68 @@ mod tests {
         memory.mark_open().unwrap();
         memory.mark_closed(CloseReason::OwnerGone).unwrap();
         assert_eq!(word(), (CloseReason::RingJump as u32, state::CLOSED));
+    }
+
+    fn copies(memory: &PortMemory) -> [OwnedFd; 5] {
+        memory.parts().map(|(_, fd)| fd.try_clone().unwrap())
+    }
+
+    // A port's parts, for the same and for another port and node; with another port's client half; with a head over which an engine has
+    // written, word by word. Expect: only the first is gone on with.
+    #[test]
+    fn only_a_ports_own_memory_is_gone_on_with() {
+        let geometry = PortGeometry::new(4, 8, 8192).unwrap();
+        let memory = PortMemory::create(1, 7, geometry).unwrap();
+        assert_eq!(
+            PortMemory::restore(1, 7, copies(&memory)).unwrap().geometry,
+            geometry
+        );
+        assert!(PortMemory::restore(2, 7, copies(&memory)).is_err());
+        assert!(PortMemory::restore(1, 8, copies(&memory)).is_err());
+        let larger = PortGeometry::new(4, 8, 16384).unwrap();
+        let other = PortMemory::create(1, 7, larger).unwrap();
+        let [strange, ..] = copies(&other);
+        let mut parts = copies(&memory);
+        parts[0] = strange;
+        assert!(PortMemory::restore(1, 7, parts).is_err());
+        let half = EngineHalf::map(memory.engine_half.as_fd(), geometry, true).unwrap();
+        let header = half.header();
+        let halves = [
+            &header.version,
+            &header.send_tokens,
+            &header.receive_tokens,
+            &header.port,
+            &header.node,
+        ];
+        for word in halves {
+            word.fetch_xor(1 << 20, Ordering::Relaxed);
+            assert!(PortMemory::restore(1, 7, copies(&memory)).is_err());
+            assert!(memory.mend(1, 7).unwrap());
+            assert!(!memory.mend(1, 7).unwrap());
+        }
+        // Another geometry that fits the client half as well.
+        let tempting = PortGeometry::new(4, 64, 8192).unwrap();
+        assert_eq!(tempting.client_half_bytes(), geometry.client_half_bytes());
+        assert_ne!(tempting.engine_half_bytes(), geometry.engine_half_bytes());
+        header.receive_tokens.store(64, Ordering::Relaxed);
+        assert!(PortMemory::restore(1, 7, copies(&memory)).is_err());
+        assert!(memory.mend(1, 7).unwrap());
+        for word in [&header.magic, &header.arena_bytes] {
+            word.fetch_xor(1 << 12, Ordering::Relaxed);
+            assert!(PortMemory::restore(1, 7, copies(&memory)).is_err());
+            assert!(memory.mend(1, 7).unwrap());
+        }
+        assert!(PortMemory::restore(1, 7, copies(&memory)).is_ok());
+    }
+
+    // What is no memory at all, or of no size. Expect: an error.
+    #[test]
+    fn what_is_no_memory_is_refused() {
+        let [a, b] = [(); 2].map(|()| create_sealed("portolan-test", 0).unwrap());
+        let bells = [(); 3].map(|()| eventfd().unwrap());
+        let [c, d, e] = bells;
+        assert!(PortMemory::restore(1, 7, [a, b, c, d, e]).is_err());
+        let [a, b, c, d, e] = [(); 5].map(|()| eventfd().unwrap());
+        assert!(PortMemory::restore(1, 7, [a, b, c, d, e]).is_err());
     }
 }

@@ -9,7 +9,7 @@ use netlink_packet_core::{
     NetlinkPayload,
 };
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
-use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, LinkXdp};
+use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkFlags, LinkMessage, LinkXdp};
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
@@ -295,8 +295,12 @@ fn listen(group: u32) -> io::Result<Socket> {
 
 fn receive(socket: &Socket) -> io::Result<Vec<u8>> {
     let mut packet = Vec::with_capacity(BUFFER);
-    socket.recv(&mut packet, 0)?;
-    Ok(packet)
+    loop {
+        match socket.recv(&mut packet, 0) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            received => return received.map(|_| packet),
+        }
+    }
 }
 
 /// The messages of a packet; what cannot be parsed is left out.
@@ -376,8 +380,21 @@ fn gateway(route: &RouteMessage) -> Option<IpAddr> {
 /// # Errors
 /// The system's.
 pub fn link(name: &str) -> io::Result<Option<Link>> {
-    let request = RouteNetlinkMessage::GetLink(LinkMessage::default());
-    for answer in Netlink::new()?.ask(request, NLM_F_DUMP)? {
+    // Longer than any: the kernel would refuse the question.
+    if name.len() >= libc::IFNAMSIZ {
+        return Ok(None);
+    }
+    let mut request = LinkMessage::default();
+    // Of this link alone, a node may have hundreds; and without its statistics, which are the longest part.
+    request.attributes = vec![
+        LinkAttribute::IfName(name.to_owned()),
+        LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]),
+    ];
+    let answers = match Netlink::new()?.ask(RouteNetlinkMessage::GetLink(request), 0) {
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(None),
+        answers => answers?,
+    };
+    for answer in answers {
         let RouteNetlinkMessage::NewLink(link) = answer else {
             continue;
         };
@@ -392,6 +409,7 @@ pub fn link(name: &str) -> io::Result<Option<Link>> {
         let mut ours = false;
         for attribute in &link.attributes {
             match attribute {
+                // It may be found by another of its names.
                 LinkAttribute::IfName(text) => ours = text == name,
                 LinkAttribute::Mtu(mtu) => found.mtu = *mtu,
                 LinkAttribute::Xdp(facts) => {
@@ -445,4 +463,22 @@ pub fn addresses(index: u32) -> io::Result<Vec<IpAddr>> {
         found.extend(local.or(address));
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // The loopback interface, and names that no link has: unknown, too long, none. Expect: found, and `None`.
+    #[test]
+    fn a_link_is_found_by_its_name() {
+        let loopback = link("lo").unwrap().unwrap();
+        let index = std::fs::read_to_string("/sys/class/net/lo/ifindex").unwrap();
+        assert_eq!(loopback.index.to_string(), index.trim());
+        let mtu = std::fs::read_to_string("/sys/class/net/lo/mtu").unwrap();
+        assert_eq!(loopback.mtu.to_string(), mtu.trim());
+        for name in ["no-such-link", "longer-than-a-name-may-be", ""] {
+            assert_eq!(link(name).unwrap(), None, "{name:?}");
+        }
+    }
 }

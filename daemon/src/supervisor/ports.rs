@@ -395,16 +395,19 @@ impl Supervisor {
             return;
         };
         points::reached("open.heard");
-        if let Err(error) = memory.mark_open() {
-            tracing::error!(port = number, %error, "the port's memory cannot be mapped");
-            let error = refuse(ErrorCode::Internal, "the port's memory cannot be mapped");
-            self.close_port(number, CloseReason::BadMemory);
-            self.finish(owner, error, Vec::new());
-            return;
-        }
+        let opened = memory.mark_open().and_then(|()| memory.for_application());
+        let fds = match opened {
+            Ok(fds) => fds,
+            Err(error) => {
+                tracing::error!(port = number, %error, "the port's memory cannot be mapped");
+                let error = refuse(ErrorCode::Internal, "the port's memory cannot be mapped");
+                self.close_port(number, CloseReason::BadMemory);
+                self.finish(owner, error, Vec::new());
+                return;
+            }
+        };
         port.phase = Phase::Open;
         let geometry = memory.geometry;
-        let fds = memory.for_application();
         if let Some(engine) = self.engines.get(index) {
             engine.memory.set_port_life(number, generation, state::OPEN);
         }
@@ -430,7 +433,14 @@ impl Supervisor {
             node: self.config.node,
             geometry: memory.geometry,
         };
-        let fds = memory.for_application();
-        self.finish(client, reply, fds);
+        match memory.for_application() {
+            Ok(fds) => self.finish(client, reply, fds),
+            Err(error) => {
+                tracing::error!(port = number, %error, "the port's memory cannot be opened");
+                let error = refuse(ErrorCode::Internal, "the port's memory cannot be opened");
+                self.close_port(number, CloseReason::BadMemory);
+                self.finish(client, error, Vec::new());
+            }
+        }
     }
 }

@@ -318,9 +318,16 @@ fn engine_half_of(name: &Name) -> Option<PortLife> {
 
 /// Is the process of a pidfd dead, now or within this time?
 pub fn is_dead(pidfd: &OwnedFd, within: Duration) -> bool {
-    let timeout = Timespec::try_from(within).unwrap_or_default();
-    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
-    rustix::event::poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready > 0)
+    let until = Instant::now() + within;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).unwrap_or_default();
+        let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, Some(&timeout)) {
+            Err(rustix::io::Errno::INTR) => {}
+            ready => return ready.is_ok_and(|ready| ready > 0),
+        }
+    }
 }
 
 /// The process id of a pidfd; `None` if the process is gone.
