@@ -252,11 +252,13 @@ impl Flips<'_> {
         }
         let lost = seen.0.cause.is_some();
         if scene.failure().is_none() && on_its_feet {
-            on_its_feet = scene.wait_all_go_on(&scene.received(), RECOVERED).is_ok();
+            // A port may be closed for what its engine did to it, also while we wait for it: the others' engine serves.
+            let all = scene.wait_all_go_on(&scene.received(), RECOVERED);
+            on_its_feet = all.is_ok() || scene.failure().is_some();
         }
         if lost && on_its_feet {
             table.recovered += 1;
-        } else if !on_its_feet && scene.failure().is_none() {
+        } else if !on_its_feet {
             seen.0.down = true;
             outcome.note(format!("not recovered: {:?}", scene.engine(node)));
         }
