@@ -178,8 +178,25 @@ fn take_turns(
                 }
             }
         }
+        if let Some(first) = group.cases.first() {
+            tell(progress, first, turn + 1);
+        }
     }
     Ok(())
+}
+
+/// Where there is no terminal, how far it has come, in a line of its own.
+fn tell(progress: &ProgressBar, first: &Case, turn: usize) {
+    if !progress.is_hidden() {
+        return;
+    }
+    let done = progress.position() as f64 / progress.length().unwrap_or(1).max(1) as f64;
+    let left = progress.elapsed().as_secs_f64() * (1.0 - done) / done.max(0.001);
+    eprintln!(
+        "{first} and its like, turn {turn}: {:.0} %, about {:.0} min left",
+        done * 100.0,
+        (left / 60.0).ceil()
+    );
 }
 
 /// Who has answers to a group, and to which of its cases.
@@ -217,7 +234,7 @@ fn whole(plan: &Plan, subjects: &[Box<dyn Subject>]) -> Duration {
 }
 
 fn progress(expected: Duration) -> Result<ProgressBar> {
-    // Where there is no terminal it shows nothing.
+    // Where there is no terminal it shows nothing; `tell` does.
     let bar = ProgressBar::new(expected.as_millis() as u64);
     bar.set_style(ProgressStyle::with_template(
         "{bar:40} {percent:>3} %, {eta} left  {msg}",

@@ -104,6 +104,11 @@ impl Actor {
     /// known, or much later. What it sent and what came.
     pub fn settle(&mut self, expected: Option<u64>) -> Result<Totals> {
         self.order(Order::Quiet { expected })?;
+        self.settled()
+    }
+
+    /// Waits until it has settled, as it was ordered to.
+    pub fn settled(&mut self) -> Result<Totals> {
         match self.answer(ENDED)? {
             Answer::Settled(totals) => Ok(totals),
             other => Err(self.explain(&format!("did not settle but says {other:?}"))),

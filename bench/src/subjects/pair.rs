@@ -120,11 +120,15 @@ impl Pair {
         self.two.order(Order::Go)?;
         self.first()?.order(Order::Go)?;
         let flows = [self.first()?.flow(lasting)?, self.two.flow(lasting)?];
-        // Each goes on taking what the other has under way.
-        let from_one = self.first()?.settle(None)?.sent;
+        // Both are told before anybody is waited for: who is sent to without end does not settle. Each goes on taking what the other has under way.
+        let expected = None;
+        self.first()?.order(Order::Quiet { expected })?;
+        self.two.order(Order::Quiet { expected })?;
+        let from_one = self.first()?.settled()?.sent;
+        let from_two = self.two.settled()?.sent;
         let two = self.two.settle(Some(from_one))?;
-        let one = self.first()?.settle(Some(two.sent))?;
-        let lost = lost(from_one, &two, bytes)?.or(lost(two.sent, &one, bytes)?);
+        let one = self.first()?.settle(Some(from_two))?;
+        let lost = lost(from_one, &two, bytes)?.or(lost(from_two, &one, bytes)?);
         self.first()?.stop()?;
         self.two.stop()?;
         let bits = flows
