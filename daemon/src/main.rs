@@ -87,7 +87,7 @@ fn name_process(name: &std::ffi::CStr) {
 }
 
 fn main() -> ExitCode {
-    let leisure = portoland::supervisor::Leisure::begin();
+    let leisure = portoland::supervisor::Leisure::begun();
     let arguments = Arguments::parse();
     let result = match arguments {
         Arguments {

@@ -3,88 +3,58 @@
 //! Problem: it comes to processors that its engines and their applications use, and has some milliseconds of work before it looks after
 //! anything: being loaded, its configuration, mapping ledgers, going on with what it was left. An ordinary process that has just been born is
 //! given whole turns (1.4 ms with two processors), and who wakes meanwhile on that processor waits, since it has had its share and the newcomer
-//! has not. Applications see a gap, though nothing that carries their messages has failed.
+//! has not; an engine that gives the processor away does not even wake, so nobody looks again before the next tick. Applications see
+//! a gap, though nothing that carries their messages has failed.
 //!
-//! Idea: until it looks after its engines it runs when nobody else wants the processor (SCHED_IDLE); whoever wakes then runs at once. A machine
-//! without any idle time must not keep it from its engines, so a thread before all ordinary ones ends this after [`AT_MOST`], and until then
-//! sees to it that nobody waits for it who gave a processor away (`watchdog/background.rs`).
+//! Idea: until it looks after its engines it is nice and asks for short turns, so that whoever wants the processor is chosen before it, and a timer
+//! has the kernel choose anew every [`TURN`] (`watchdog/background.rs` says how), from its first instruction on (`entry.rs`).
 //!
-//! Rejected: a nice value, which does not make anybody who wakes run at once; and a policy set in the unit, which nobody would end.
+//! Rejected: SCHED_IDLE, with which it comes back after 30 to 200 ms instead of 11 to 17 and is no less in the way; a thread before all
+//! ordinary ones that has the kernel choose, for each time it wakes it takes a processor from somebody, in all as long as the supervisor
+//! itself; to choose less often (each turn is a gap) or more often (each choice costs some 45 us of cold caches); to sleep in between; and a
+//! niceness set in the unit, which nobody would end.
 //!
-//! What must hold: there is an end for certain. So the thread that ends it begins it, once it runs before ordinary ones, and waits for
-//! nothing but time. Threads that are born meanwhile are born idle; [`Leisure::end`] sees to them.
+//! What must hold: there is an end for certain. It is nice, not idle, so among busy processes it has its turns; and the timer's handler, which then
+//! runs before anything else, makes it an ordinary one after [`AT_MOST`]. Threads born meanwhile are as nice: [`Leisure::end`] sees to
+//! them. Children are not: they take turns like engines before they are another program (`portolan::turns::short`). Calls the signal interrupts are
+//! restarted by the kernel, or by whoever made them where it does not (EINTR). One that is not restarted but fails, loading a program into the
+//! kernel (bpf(2), EAGAIN), would never end or be taken for a refusal: [`undisturbed`].
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+#[cfg(target_arch = "x86_64")]
+mod entry;
 
-use super::store::inherit;
-use super::watchdog::{STANDBY_PRIORITY, background, vitals};
+use std::time::Duration;
 
-/// A node without a supervisor's eyes for so long is what a busy machine may cost; its watchdog's are open earlier. Coming back takes 4 to 5 ms of
-/// a core.
+use rustix::io::Errno;
+use rustix::process::{Pid, getpriority_process, setpriority_process};
+
+/// A node without a supervisor's eyes for so long is what a busy machine may cost; its watchdog's are open earlier. Coming back takes 3 ms of a
+/// core if nobody comes in between, up to 10 if somebody always does.
 const AT_MOST: Duration = Duration::from_millis(40);
+/// Weighs a ninth of an ordinary one (`sched_prio_to_weight`, kernel/sched/core.c). With 15 it comes back later and is no less in the way.
+const NICE: i32 = 10;
+/// The kernel's least.
+const SHORT: Duration = Duration::from_micros(100);
+/// From one choice to the next.
+const TURN: Duration = Duration::from_micros(75);
+/// Who has had less of the processor since the last choice goes on.
+const RAN: Duration = Duration::from_micros(40);
 
-/// As long as it lives, or for [`AT_MOST`], the thread that began it runs when nobody else wants to.
+/// What began at the first instruction, if there is something to go on with and we may be ordinary again afterwards.
 #[derive(Debug)]
-pub struct Leisure {
-    over: Arc<AtomicBool>,
-    guard: Option<JoinHandle<()>>,
-}
+pub struct Leisure(());
 
 impl Leisure {
-    /// Begins it for the calling thread, if others may be at work already. To be called first of all: being loaded was the longest part.
-    pub fn begin() -> Self {
-        if inherit::is_announced() {
-            Self::begin_for(AT_MOST)
-        } else {
-            Self {
-                over: Arc::default(),
-                guard: None,
-            }
-        }
-    }
-
-    /// Unless somebody has chosen how we run, or we may not choose when it ends.
-    fn begin_for(at_most: Duration) -> Self {
-        let over = Arc::new(AtomicBool::new(false));
-        let whose = rustix::thread::gettid().as_raw_pid();
-        let guard = vitals::is_ordinary(whose).then(|| {
-            let over = Arc::clone(&over);
-            let work = move || guard(whose, at_most, &over);
-            std::thread::Builder::new()
-                .name("leisure".to_owned())
-                .spawn(work)
-        });
-        Self {
-            over,
-            // Without a thread it goes as well, at others' expense.
-            guard: guard.and_then(Result::ok),
-        }
+    /// The one of this process; for its first thread.
+    pub fn begun() -> Self {
+        Self(())
     }
 
     /// From now on everybody here runs like others, or as it chose.
     pub fn end(&mut self) {
-        let Some(guard) = self.guard.take() else {
-            return;
-        };
-        self.over.store(true, Ordering::Release);
-        guard.thread().unpark();
-        // It cannot panic; if it did, it is gone as well.
-        let _ = guard.join();
-        // Nobody is born idle any more.
-        let Ok(threads) = std::fs::read_dir("/proc/self/task") else {
-            return;
-        };
-        let names = threads
-            .flatten()
-            .filter_map(|t| t.file_name().into_string().ok());
-        for thread in names.filter_map(|name| name.parse().ok()) {
-            if vitals::is_idle(thread) {
-                // It may have ended: as good.
-                let _ = vitals::make_ordinary(thread);
-            }
+        #[cfg(target_arch = "x86_64")]
+        if entry::end() {
+            everybody_is_ordinary();
         }
     }
 }
@@ -95,94 +65,32 @@ impl Drop for Leisure {
     }
 }
 
-fn guard(whose: i32, at_most: Duration, over: &AtomicBool) {
-    let until = Instant::now() + at_most;
-    if vitals::make_urgent(0, STANDBY_PRIORITY).is_err() || vitals::make_idle(whose).is_err() {
-        return;
-    }
-    while !over.load(Ordering::Acquire) {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            break;
+/// Does something that signals would have fail.
+pub fn undisturbed<R>(work: impl FnOnce() -> R) -> R {
+    #[cfg(target_arch = "x86_64")]
+    let _quiet = entry::Quiet::begin();
+    work()
+}
+
+fn everybody_is_ordinary() {
+    let threads = match std::fs::read_dir("/proc/self/task") {
+        Ok(threads) => threads,
+        Err(error) => return tracing::error!("the supervisor stays nice: {error}"),
+    };
+    let names = threads
+        .flatten()
+        .filter_map(|t| t.file_name().into_string().ok());
+    for thread in names.filter_map(|name| Pid::from_raw(name.parse().ok()?)) {
+        if getpriority_process(Some(thread)) != Ok(NICE) {
+            continue;
         }
-        // Without the right to, it has its turns.
-        let _ = background::interrupt(whose);
-        std::thread::park_timeout(left.min(Duration::from_nanos(background::EVERY_NS)));
-    }
-    if let Err(error) = vitals::make_ordinary(whose) {
-        tracing::error!("the supervisor runs only when nobody else wants to: {error}");
+        match setpriority_process(Some(thread), 0) {
+            // It has ended: as good.
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(error) => tracing::error!("a thread of the supervisor stays nice: {error}"),
+        }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc::channel;
-    use std::sync::{Mutex, MutexGuard, PoisonError};
-
-    use super::*;
-
-    /// Whoever ends it ends it for every thread there is, another test's too.
-    fn alone() -> MutexGuard<'static, ()> {
-        static ONE: Mutex<()> = Mutex::new(());
-        ONE.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Does this test have the right to choose?
-    fn may() -> bool {
-        std::thread::spawn(|| vitals::make_urgent(0, STANDBY_PRIORITY).is_ok())
-            .join()
-            .unwrap()
-    }
-
-    fn wait_until(what: &str, condition: impl Fn() -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while !condition() {
-            assert!(Instant::now() < deadline, "never: {what}");
-            std::thread::yield_now();
-        }
-    }
-
-    // A thread begins, another is born meanwhile, the first ends it. Expect: both idle in between, both ordinary afterwards.
-    #[test]
-    fn whoever_was_idle_is_ordinary_afterwards() {
-        if !may() {
-            return;
-        }
-        let _alone = alone();
-        let own = || rustix::thread::gettid().as_raw_pid();
-        let mut leisure = Leisure::begin_for(Duration::from_secs(3600));
-        wait_until("idle", || vitals::is_idle(own()));
-        let (tell, tid) = channel();
-        let (stay, left) = channel::<()>();
-        let born = std::thread::spawn(move || {
-            tell.send(own()).unwrap();
-            // Until the other end is dropped.
-            let _ = left.recv();
-        });
-        let other = tid.recv().unwrap();
-        assert!(vitals::is_idle(other));
-        leisure.end();
-        assert!(vitals::is_ordinary(own()));
-        assert!(vitals::is_ordinary(other));
-        drop(stay);
-        born.join().unwrap();
-    }
-
-    // Nobody ends it. Expect: it ends by itself, and ending it then does no harm.
-    #[test]
-    fn it_does_not_last() {
-        if !may() {
-            return;
-        }
-        let _alone = alone();
-        let own = rustix::thread::gettid().as_raw_pid();
-        let mut leisure = Leisure::begin_for(Duration::from_millis(50));
-        // Not seen idle for certain: on a busy machine it does not run meanwhile.
-        wait_until("over", || {
-            leisure.guard.as_ref().is_some_and(JoinHandle::is_finished)
-        });
-        assert!(vitals::is_ordinary(own));
-        leisure.end();
-        assert!(vitals::is_ordinary(own));
-    }
-}
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests;

@@ -25,7 +25,7 @@
 //! | `reload.rs`, `alive.rs` | the configuration read again; the service manager's watchdog |
 //! | `discovery/`, `drain.rs`, `notes.rs` | who else is there; leaving without loss; what a successor must know of both |
 //! | `store/` | what survives the supervisor, and going on with it |
-//! | `spawn/`, `peer_credentials.rs` | the `unsafe` islands |
+//! | `spawn/`, `peer_credentials.rs`, `leisure/entry.rs` | the `unsafe` islands |
 
 mod alive;
 mod audit;

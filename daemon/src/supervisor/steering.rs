@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use portolan_ebpf::{AttachMode, DEFAULT_ETHERTYPE, Steer, SteerConfig, SteerError};
 
 use super::config::{Config, XdpMode};
+use super::leisure::undisturbed;
 use super::store::Name;
 use crate::engine_link::Encap;
 
@@ -141,7 +142,7 @@ fn load(config: &Config) -> Result<Steer, SteerError> {
         Some(IpAddr::V6(address)) => (None, Some(address)),
         None => (None, None),
     };
-    Steer::load(&SteerConfig {
+    let config = SteerConfig {
         encap: match config.encap {
             Encap::Ethernet => portolan_ebpf::Encap::Ethernet,
             Encap::Udp => portolan_ebpf::Encap::Udp,
@@ -152,7 +153,8 @@ fn load(config: &Config) -> Result<Steer, SteerError> {
         local_mac: config.interface_facts.mac,
         local_v4,
         local_v6,
-    })
+    };
+    undisturbed(|| Steer::load(&config))
 }
 
 fn attach_in_any_mode(

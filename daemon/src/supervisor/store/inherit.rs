@@ -13,6 +13,8 @@ const FIRST: RawFd = 3;
 const ABOVE: RawFd = 64;
 /// What a program that replaces itself leaves: `number=name`, separated by colons.
 pub const HANDOVER: &str = "PORTOLAN_HANDOVER";
+/// How many a manager passes; whoever has a leisure begin at the first instruction looks for either (`supervisor/leisure/entry.rs`).
+pub const LISTEN_FDS: &str = "LISTEN_FDS";
 
 /// Descriptors by name.
 #[derive(Debug, Default)]
@@ -39,10 +41,7 @@ impl Inherited {
         if variable("LISTEN_PID") != own {
             return Self::default();
         }
-        Self::take(listened(
-            &variable("LISTEN_FDS"),
-            &variable("LISTEN_FDNAMES"),
-        ))
+        Self::take(listened(&variable(LISTEN_FDS), &variable("LISTEN_FDNAMES")))
     }
 
     fn take(named: Vec<(RawFd, String)>) -> Self {
@@ -69,14 +68,6 @@ impl Inherited {
     pub fn is_empty(&self) -> bool {
         self.ours.is_empty() && self.unknown.is_empty()
     }
-}
-
-/// Does somebody say that there is something to inherit?
-pub fn is_announced() -> bool {
-    [HANDOVER, "LISTEN_FDS"]
-        .map(std::env::var_os)
-        .iter()
-        .any(Option::is_some)
 }
 
 /// Makes an inherited descriptor ours, moved out of the way and not inherited further.

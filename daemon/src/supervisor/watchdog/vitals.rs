@@ -51,7 +51,12 @@ pub fn is_readable(fd: BorrowedFd<'_>) -> bool {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    matches!(rustix::event::poll(&mut fds, Some(&at_once)), Ok(1))
+    loop {
+        match rustix::event::poll(&mut fds, Some(&at_once)) {
+            Err(rustix::io::Errno::INTR) => {}
+            ready => return ready == Ok(1),
+        }
+    }
 }
 
 /// Nanoseconds of CPU time the process has used. The kernel brings this figure up to date when it looks at the process: at a tick (up to
@@ -98,20 +103,10 @@ pub fn make_ordinary(pid: i32) -> io::Result<()> {
     schedule(pid, libc::SCHED_OTHER, 0)
 }
 
-/// Does a thread run like everybody?
-pub fn is_ordinary(thread: i32) -> bool {
-    policy(thread) == libc::SCHED_OTHER
-}
-
 /// Does a thread run only when its processor has nothing else to do?
 pub fn is_idle(thread: i32) -> bool {
-    policy(thread) == libc::SCHED_IDLE
-}
-
-/// Negative: there is no such thread.
-fn policy(thread: i32) -> i32 {
-    // SAFETY: the call only asks.
-    unsafe { libc::sched_getscheduler(thread) }
+    // SAFETY: the call only asks; it is negative if there is no such thread.
+    unsafe { libc::sched_getscheduler(thread) == libc::SCHED_IDLE }
 }
 
 fn schedule(pid: i32, policy: i32, priority: i32) -> io::Result<()> {
