@@ -9,7 +9,7 @@
 //! Idea: until it looks after its engines it is nice and asks for short turns, so that whoever wants the processor is chosen before it, and a timer
 //! has the kernel choose anew every [`TURN`] (`watchdog/background.rs` says how), from its first instruction on (`entry.rs`).
 //!
-//! Rejected: SCHED_IDLE, with which it comes back after 30 to 200 ms instead of 11 to 17 and is no less in the way; a thread before all
+//! Rejected: SCHED_IDLE, with which it comes back after 44 to 200 ms instead of 9 to 21 and is hardly less in the way; a thread before all
 //! ordinary ones that has the kernel choose, for each time it wakes it takes a processor from somebody, in all as long as the supervisor
 //! itself; to choose less often (each turn is a gap) or more often (each choice costs some 45 us of cold caches); to sleep in between; and a
 //! niceness set in the unit, which nobody would end.

@@ -176,7 +176,7 @@ global_asm!(
     "test rax, rax",
     // Its turns are longer then.
     "js 9f",
-    // struct itimerspec.
+    // struct itimerspec: interval, first.
     "mov qword ptr [rsp], 0",
     "mov qword ptr [rsp + 8], {turn}",
     "mov qword ptr [rsp + 16], 0",
@@ -234,6 +234,7 @@ global_asm!(
     "syscall",
     "9: add rsp, 24",
     "ret",
+
     "portoland_after_turn:",
     "mov eax, {rt_sigreturn}",
     "syscall",
