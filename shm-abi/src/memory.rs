@@ -150,22 +150,6 @@ impl Drop for Mapping {
     }
 }
 
-/// Copies the first bytes of what another process may be writing, each word loaded once.
-#[inline]
-fn copy_words(words: &[AtomicU64], to: &mut [u8]) {
-    let mut words = words.iter().map(|word| word.load(Ordering::Relaxed));
-    let mut chunks = to.chunks_exact_mut(8);
-    for (chunk, word) in chunks.by_ref().zip(words.by_ref()) {
-        chunk.copy_from_slice(&word.to_le_bytes());
-    }
-    let rest = chunks.into_remainder();
-    if !rest.is_empty()
-        && let Some(word) = words.next()
-    {
-        rest.copy_from_slice(&word.to_le_bytes()[..rest.len()]);
-    }
-}
-
 /// The client half of a port, mapped. The parts lie in the mapping.
 pub struct ClientHalf {
     mapping: Mapping,
@@ -308,19 +292,22 @@ impl ClientHalf {
         Some(())
     }
 
-    /// Copies inline payload out of a send slot. `None` if the range is not inside.
+    /// First of `len` bytes of a send slot's inline payload; `None` if they are not all inside. As [`Self::arena`].
     #[inline]
-    pub fn read_inline(&self, slot: u32, offset: u32, to: &mut [u8]) -> Option<()> {
+    pub fn inline_range(&self, slot: u32, offset: u32, len: usize) -> Option<NonNull<u8>> {
         let words = &self.send_slots().get(slot as usize)?[SEND_HEADER_WORDS..];
-        if offset != 0 {
-            let mut bytes = [0; INLINE_BYTES];
-            copy_words(words, &mut bytes);
-            to.copy_from_slice(bytes.get(offset as usize..)?.get(..to.len())?);
-        } else if to.len() <= INLINE_BYTES {
-            copy_words(words, to); // nearly always: such a message fits a frame
-        } else {
+        if (offset as usize).checked_add(len)? > INLINE_BYTES {
             return None;
         }
+        // SAFETY: inside the slot's inline words (checked).
+        Some(unsafe { NonNull::from(words).cast::<u8>().add(offset as usize) })
+    }
+
+    /// Copies inline payload out of a send slot. `None` if the range is not inside.
+    pub fn read_inline(&self, slot: u32, offset: u32, to: &mut [u8]) -> Option<()> {
+        let from = self.inline_range(slot, offset, to.len())?;
+        // SAFETY: source inside the mapping (checked), destination a private slice; races as in `read_arena`.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) };
         Some(())
     }
 

@@ -258,7 +258,7 @@ impl SendToken {
         for (word, bytes) in slot[SEND_HEADER_WORDS..].iter().zip(inline.chunks(8)) {
             let mut padded = [0; 8];
             padded[..bytes.len()].copy_from_slice(bytes);
-            word.store(u64::from_le_bytes(padded), Ordering::Relaxed);
+            word.store(u64::from_ne_bytes(padded), Ordering::Relaxed);
         }
     }
 }

@@ -8,8 +8,9 @@
 //! Idea: with AVX-512 and its multiplication without carry, 64 bytes are loaded, stored and folded while they are in registers ("Fast CRC
 //! Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009): as a polynomial, 16 bytes with `d` bits after them are
 //! `first · x^(d+64) + second · x^d`, and both powers may be taken modulo the CRC's polynomial. Four registers are folded over each other
-//! side by side, then into one, then into 16 bytes, of which the processor's own CRC instruction makes the rest. Short payloads, and
-//! other processors, copy first: nothing is to be gained, or nothing to gain it with.
+//! side by side, then into one, then into 16 bytes, of which the processor's own CRC instruction makes the rest. Of short payloads that
+//! instruction (SSE 4.2) makes all: eight bytes in three cycles, one after the other, which is less than folding takes to begin and
+//! end. Lengths in between, and other processors, copy first: nothing is to be gained, or nothing to gain it with.
 
 use std::ptr::NonNull;
 
@@ -72,6 +73,8 @@ mod one_pass {
     const ROUND: usize = 4 * REGISTER;
     /// From this length on one pass is faster.
     const LONG: usize = ROUND;
+    /// Up to this length as well, eight bytes at a time.
+    const SHORT: usize = 128;
 
     /// What the two halves of 16 bytes are multiplied with to count `bits` later: the first in the low half, which is where it is loaded
     /// to. A product without carry of reflected halves is one power too high, hence the 1.
@@ -84,8 +87,12 @@ mod one_pass {
     ///
     /// # Safety
     /// `len` bytes can be read from `from` and written to `to`, and do not overlap.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> Option<u32> {
+        if len <= SHORT {
+            // SAFETY: the caller's promise; the processor was checked.
+            return has!("sse4.2").then(|| unsafe { copy_short(from, to, len) });
+        }
         let can = len >= LONG
             && has!("avx512f")
             && has!("avx512vl")
@@ -94,6 +101,45 @@ mod one_pass {
             && has!("sse4.2");
         // SAFETY: the caller's promise; the length and the processor were checked.
         can.then(|| unsafe { copy_long(from, to, len) })
+    }
+
+    /// The same, of few bytes.
+    ///
+    /// # Safety
+    /// As above, and the processor has this feature.
+    #[inline]
+    #[target_feature(enable = "sse4.2")]
+    unsafe fn copy_short(from: *const u8, to: *mut u8, len: usize) -> u32 {
+        // SAFETY: the caller's promise.
+        !unsafe { copy_rest(!0, from, to, len) }
+    }
+
+    /// Copies and goes on from a checksum's inner state, eight bytes after the other.
+    ///
+    /// # Safety
+    /// As above.
+    #[inline]
+    #[target_feature(enable = "sse4.2")]
+    unsafe fn copy_rest(crc: u32, from: *const u8, to: *mut u8, len: usize) -> u32 {
+        let (mut crc, mut at) = (u64::from(crc), 0);
+        while at + 8 <= len {
+            // SAFETY: what is moved ends at `len` at most.
+            let word = unsafe { from.add(at).cast::<u64>().read_unaligned() };
+            // SAFETY: as above.
+            unsafe { to.add(at).cast::<u64>().write_unaligned(word) };
+            crc = _mm_crc32_u64(crc, word);
+            at += 8;
+        }
+        let mut crc = crc as u32;
+        while at < len {
+            // SAFETY: as above.
+            let byte = unsafe { from.add(at).read() };
+            // SAFETY: as above.
+            unsafe { to.add(at).write(byte) };
+            crc = _mm_crc32_u8(crc, byte);
+            at += 1;
+        }
+        crc
     }
 
     /// The same, of at least [`LONG`] bytes.
@@ -146,24 +192,8 @@ mod one_pass {
         }
         let mut crc = _mm_crc32_u64(0, _mm_cvtsi128_si64(last) as u64);
         crc = _mm_crc32_u64(crc, _mm_extract_epi64::<1>(last) as u64);
-        if at + 8 <= len {
-            // SAFETY: as above.
-            let word = unsafe { from.add(at).cast::<u64>().read_unaligned() };
-            // SAFETY: as above.
-            unsafe { to.add(at).cast::<u64>().write_unaligned(word) };
-            crc = _mm_crc32_u64(crc, word);
-            at += 8;
-        }
-        let mut crc = crc as u32;
-        while at < len {
-            // SAFETY: as above.
-            let byte = unsafe { from.add(at).read() };
-            // SAFETY: as above.
-            unsafe { to.add(at).write(byte) };
-            crc = _mm_crc32_u8(crc, byte);
-            at += 1;
-        }
-        !crc
+        // SAFETY: as above; `at` is within `len`.
+        !unsafe { copy_rest(crc as u32, from.add(at), to.add(at), len - at) }
     }
 
     #[target_feature(enable = "avx512f")]

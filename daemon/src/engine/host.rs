@@ -160,6 +160,7 @@ impl EngineHost {
     }
 
     /// What a token asks for, whatever it is.
+    #[cold]
     pub(super) fn order(&self, port: u16, taken: &Taken, now: Nanos) -> Order {
         let (slot, token) = match taken {
             Taken::Token(slot, token) => (*slot, token),
@@ -237,6 +238,7 @@ impl EngineHost {
     }
 
     /// Accepts and at once completes a token no stream knows of: a command, or a send that was refused.
+    #[cold]
     pub(super) fn finish_locally(&mut self, id: SendId, end: Outcome) {
         let ledger = self.facts.ledger();
         if let Some(port) = self.ports.get_mut(id.port.0) {

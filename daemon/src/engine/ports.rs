@@ -23,7 +23,6 @@ use portolan_abi::ring::{ConsumerCursor, ProducerCursor, SharedRing};
 use portolan_abi::token::{BadToken, SendToken, TokenRef, Untrusted};
 use portolan_abi::{MAX_RECEIVE_TOKENS, MAX_SEND_TOKENS, PORTS};
 use portolan_transport::ident::Nanos;
-use portolan_transport::wire::crc32c;
 
 use super::buffers::Buffers;
 use super::checked_copy;
@@ -221,6 +220,7 @@ impl Port {
     }
 
     /// Closes it for cause as soon as nobody works on it; the first reason stays.
+    #[cold]
     pub(super) fn fail(&mut self, reason: CloseReason) {
         self.fault.get_or_insert(reason);
     }
@@ -338,13 +338,13 @@ impl Port {
         if end > u64::from(sending.len) {
             return None;
         }
-        if sending.inline {
-            self.client.read_inline(slot, offset, to)?;
-            return Some(crc32c(to));
-        }
-        let at = sending.arena_offset + u64::from(offset);
-        let from = self.client.arena_range(at, to.len())?;
-        // SAFETY: a range of the mapped arena; `to` is ours alone.
+        let from = if sending.inline {
+            self.client.inline_range(slot, offset, to.len())?
+        } else {
+            let at = sending.arena_offset + u64::from(offset);
+            self.client.arena_range(at, to.len())?
+        };
+        // SAFETY: a range of the mapped half; `to` is ours alone.
         Some(unsafe { checked_copy::copy_out(from, to) })
     }
 

@@ -132,8 +132,7 @@ fn ask_those_turned_away(now: Nanos, port: &mut Port, endpoint: &mut Endpoint) {
     }
 }
 
-// Not inlined, so that the loop over sends stays small.
-#[inline(never)]
+#[cold]
 fn carry_out(
     now: Nanos,
     order: Order,

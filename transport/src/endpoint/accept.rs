@@ -124,6 +124,7 @@ impl Endpoint {
     }
 
     /// RMPP's up-call.
+    #[cold]
     fn ask<H: Host>(
         &self,
         slot: u32,
@@ -147,6 +148,7 @@ impl Endpoint {
     }
 
     /// A first chunk whose payload does not match its checksum.
+    #[cold]
     fn first_corrupt(&mut self, slot: u32, number: u32) {
         let Some(stream) = self.receive.get_mut(slot) else {
             return;
@@ -162,6 +164,7 @@ impl Endpoint {
     }
 
     /// A message without a token: its sender is told, once for the lowest such number of the stream.
+    #[cold]
     fn no_token(&mut self, slot: u32, number: u32) {
         self.counters.no_buffer += 1;
         self.ask_for_token(slot, number);

@@ -150,12 +150,14 @@ impl Endpoint {
     }
 
     /// `number` is committed; ParaStation2's Table 1: what was skipped lost its acknowledgement.
+    #[cold]
     fn on_exact_ack<H: Host>(&mut self, now: Nanos, slot: u32, number: u32, host: &mut H) {
         self.on_outcome(now, slot, number, SendStatus::Delivered, host);
         self.on_skipped(now, slot, number);
     }
 
     /// The receiver waits for `expected`, or has no buffer for it.
+    #[cold]
     fn on_nack<H: Host>(&mut self, now: Nanos, slot: u32, expected: u32, reason: u8, host: &mut H) {
         self.counters.nacks_received += 1;
         let Some(stream) = self.send.get_mut(slot) else {
@@ -230,6 +232,7 @@ impl Endpoint {
     }
 
     /// There is a buffer for `number`, which the receiver does not have yet.
+    #[cold]
     fn on_ready(&mut self, now: Nanos, slot: u32, number: u32) {
         let Some(stream) = self.send.get_mut(slot) else {
             return;
@@ -370,6 +373,7 @@ impl Endpoint {
     }
 
     /// What became of a number we gave up.
+    #[cold]
     fn on_null_ack<H: Host>(
         &mut self,
         now: Nanos,
@@ -416,6 +420,7 @@ impl Endpoint {
     }
 
     /// The port is closed: before `base` delivered, from it on never.
+    #[cold]
     fn on_port_closed<H: Host>(&mut self, now: Nanos, slot: u32, base: u32, host: &mut H) {
         let Some(stream) = self.send.get_mut(slot) else {
             return;
@@ -439,6 +444,7 @@ impl Endpoint {
     }
 
     /// The receiver forgot the stream, as we asked.
+    #[cold]
     fn on_closed<H: Host>(&mut self, slot: u32, host: &mut H) {
         if self.send.get(slot).is_some_and(|stream| stream.closing) {
             self.remove_send_stream(slot, host);
@@ -458,6 +464,7 @@ impl Endpoint {
     }
 
     /// No record of this epoch; see the module's text.
+    #[cold]
     fn on_refused<H: Host>(&mut self, now: Nanos, slot: u32, host: &mut H) {
         let Some(stream) = self.send.get(slot) else {
             return;
@@ -472,6 +479,7 @@ impl Endpoint {
     /// The receiver waits for a number that we never sent, or settled so long ago that it must have it. If it says so again when it
     /// has heard from us since, and nothing was settled meanwhile, then one of us has not the numbers it had, and nothing of this
     /// epoch can be agreed on any more.
+    #[cold]
     pub(super) fn on_contradiction<H: Host>(&mut self, now: Nanos, slot: u32, host: &mut H) {
         self.counters.protocol_violations += 1;
         let Some(stream) = self.send.get_mut(slot) else {

@@ -164,6 +164,7 @@ impl Endpoint {
     }
 
     /// A number too early for a receiver that takes them in order only.
+    #[cold]
     fn out_of_order(&mut self, now: Nanos, slot: u32, first: First) {
         self.counters.out_of_order += 1;
         let Some(stream) = self.receive.get_mut(slot) else {
@@ -186,6 +187,7 @@ impl Endpoint {
     }
 
     /// A number that came before.
+    #[cold]
     fn first_again<H: Host>(
         &mut self,
         now: Nanos,
@@ -259,6 +261,7 @@ impl Endpoint {
     }
 
     /// A number that is missing, and may come: `arrival`, or any other if recovery is selective.
+    #[inline(never)]
     fn first_missing<H: Host>(
         &mut self,
         now: Nanos,
@@ -323,6 +326,7 @@ impl Endpoint {
     }
 
     /// PROBE of a message that is missing: would it find a buffer?
+    #[cold]
     fn answer_probe<H: Host>(&mut self, slot: u32, number: u32, total: u32, host: &mut H) {
         let Some(stream) = self.receive.get(slot) else {
             return;

@@ -297,6 +297,7 @@ impl Endpoint {
     }
 
     /// Everything the receiver knows, in answer to a PROBE.
+    #[cold]
     pub(super) fn tell_state(&mut self, slot: u32) {
         let Some(stream) = self.receive.get_mut(slot) else {
             return;
@@ -321,6 +322,7 @@ impl Endpoint {
         self.queue_control(slot);
     }
 
+    #[cold]
     pub(super) fn on_drop_confirm<H: Host>(
         &mut self,
         now: Nanos,

@@ -60,6 +60,72 @@ pub(super) fn receiver_chunks(
         counters.acks_sent += 1;
         stream.due.ack = false;
     }
+    if stream.due.is_rare() {
+        rare_chunks(stream, w, counters)?;
+    }
+    if let Some(number) = stream.due.msg_end {
+        push(
+            w,
+            counters,
+            &Chunk::MsgEnd {
+                stream: name,
+                number,
+            },
+        )?;
+        stream.due.msg_end = None;
+    }
+    if stream.due.ends {
+        while stream.ends != 0 {
+            let index = stream.ends.trailing_zeros();
+            let number = stream.number(index as usize);
+            let chunk = Chunk::MsgEnd {
+                stream: name,
+                number,
+            };
+            push(w, counters, &chunk)?;
+            stream.ends &= stream.ends - 1;
+        }
+        stream.due.ends = false;
+    }
+    if stream.due.grants {
+        for incoming in &stream.messages {
+            if let Kind::Placing(row) = incoming.kind
+                && let Some(long) = longs.get_mut(row)
+                && let Some(all) = long.cts
+            {
+                // Bytes above the highest one that came may still be under way, unless the sender asked; and what came in the
+                // last moments may have overtaken others. Whole messages are recovered by their sender alone.
+                let limit = match recovery {
+                    Recovery::WholeMessage => 0,
+                    _ if all => long.granted,
+                    _ => long.report,
+                };
+                let (missing, missing_len) = long.ranges.missing(limit);
+                let chunk = Chunk::Cts {
+                    stream: name,
+                    number: long.number,
+                    granted: long.granted,
+                    missing,
+                    missing_len,
+                };
+                push(w, counters, &chunk)?;
+                counters.grants_sent += 1;
+                (long.cts, long.report) = (None, 0);
+            }
+        }
+        stream.due.grants = false;
+    }
+    Ok(())
+}
+
+/// What a receiving stream owes its sender only if something went wrong, or had to wait.
+#[cold]
+fn rare_chunks(
+    stream: &mut ReceiveStream,
+    w: &mut FrameWriter<'_>,
+    counters: &mut Counters,
+) -> Result<(), Full> {
+    let name = stream.wire();
     if stream.due.port_closed {
         // What was committed ahead is said in the same frame and first, or its sender takes it for never delivered.
         let mut ahead = stream.bits >> 16 << 1;
@@ -162,62 +228,11 @@ pub(super) fn receiver_chunks(
         )?;
         stream.due.ready = None;
     }
-    if let Some(number) = stream.due.msg_end {
-        push(
-            w,
-            counters,
-            &Chunk::MsgEnd {
-                stream: name,
-                number,
-            },
-        )?;
-        stream.due.msg_end = None;
-    }
-    if stream.due.ends {
-        while stream.ends != 0 {
-            let index = stream.ends.trailing_zeros();
-            let number = stream.number(index as usize);
-            let chunk = Chunk::MsgEnd {
-                stream: name,
-                number,
-            };
-            push(w, counters, &chunk)?;
-            stream.ends &= stream.ends - 1;
-        }
-        stream.due.ends = false;
-    }
-    if stream.due.grants {
-        for incoming in &stream.messages {
-            if let Kind::Placing(row) = incoming.kind
-                && let Some(long) = longs.get_mut(row)
-                && let Some(all) = long.cts
-            {
-                // Bytes above the highest one that came may still be under way, unless the sender asked; and what came in the
-                // last moments may have overtaken others. Whole messages are recovered by their sender alone.
-                let limit = match recovery {
-                    Recovery::WholeMessage => 0,
-                    _ if all => long.granted,
-                    _ => long.report,
-                };
-                let (missing, missing_len) = long.ranges.missing(limit);
-                let chunk = Chunk::Cts {
-                    stream: name,
-                    number: long.number,
-                    granted: long.granted,
-                    missing,
-                    missing_len,
-                };
-                push(w, counters, &chunk)?;
-                counters.grants_sent += 1;
-                (long.cts, long.report) = (None, 0);
-            }
-        }
-        stream.due.grants = false;
-    }
     Ok(())
 }
 
 /// One acknowledgement per message, oldest first.
+#[cold]
 fn exact_acks(
     stream: &mut ReceiveStream,
     w: &mut FrameWriter<'_>,

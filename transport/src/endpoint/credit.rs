@@ -185,6 +185,7 @@ impl Credit {
     }
 
     /// The other side knows nothing of us any more.
+    #[cold]
     pub(super) fn void(&mut self, now: Nanos, seen: u32) {
         self.begin(now, seen);
         (self.limit, self.known, self.charged_at) = (self.sent, false, 0);
@@ -231,6 +232,7 @@ impl Endpoint {
     }
 
     /// The peer sent something that asks first.
+    #[cold]
     pub(super) fn ask_share(&mut self, now: Nanos, slot: u32) {
         let Some(max) = self.shares_max() else {
             return;
@@ -359,6 +361,7 @@ impl Endpoint {
     }
 
     /// The peer's share, if it has one, is free. What it had left is not counted any more.
+    #[cold]
     pub(super) fn take_share(&mut self, now: Nanos, slot: u32) {
         let Some(entry) = self.peers.get_mut(slot) else {
             return;
@@ -378,6 +381,7 @@ impl Endpoint {
     }
 
     /// Free shares go to those who asked first.
+    #[cold]
     fn pass_shares_on(&mut self, now: Nanos) {
         let max = self.shares_max().unwrap_or(0);
         while self.shares.holders.len() < max

@@ -84,7 +84,14 @@ impl Endpoint {
         view: &PayloadView<'_>,
         host: &mut H,
     ) {
-        let found = self.current(peer, stream).and_then(|slot| {
+        let slot = match self.named_before(peer, stream) {
+            Some(slot) => Some(slot),
+            None => {
+                self.named = self.current(peer, stream);
+                self.named
+            }
+        };
+        let found = slot.and_then(|slot| {
             let entry = self.receive.get(slot)?;
             match entry.messages.get(entry.index(number)?)?.kind {
                 Kind::Placing(row) => Some((slot, row)),
@@ -214,6 +221,7 @@ impl Endpoint {
     }
 
     /// Places those parts of a verified payload that are not counted yet.
+    #[cold]
     fn count_holes<H: Host>(
         &mut self,
         buffer: BufferId,
@@ -323,6 +331,7 @@ impl Endpoint {
     }
 
     /// A long message ends without a delivery: its buffer goes back, its grant to others.
+    #[cold]
     pub(super) fn drop_long<H: Host>(&mut self, row: u32, host: &mut H) {
         if let Some(long) = self.longs.remove(row) {
             self.grants.remove(row, &long);
@@ -331,6 +340,7 @@ impl Endpoint {
     }
 
     /// Forgets what a stream accepted and did not commit.
+    #[cold]
     pub(super) fn void_receive_stream<H: Host>(&mut self, slot: u32, host: &mut H) {
         let mut count = 0;
         while let Some(incoming) = self

@@ -266,6 +266,7 @@ impl Endpoint {
     }
 
     /// What silent senders were granted goes to others.
+    #[cold]
     pub(super) fn grants_timeout(&mut self) {
         let lapsed = self.grants.look(&mut self.longs, &self.config.policy);
         self.counters.grants_lapsed += lapsed;

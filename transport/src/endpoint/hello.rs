@@ -164,6 +164,7 @@ impl Endpoint {
     }
 
     /// Says HELLO to a peer that is not up and not being asked yet.
+    #[cold]
     pub(super) fn connect(&mut self, now: Nanos, slot: u32) {
         let Some(entry) = self.peers.get_mut(slot) else {
             return;
@@ -252,6 +253,7 @@ impl Endpoint {
     }
 
     /// HELLO: always answered; believed only if it is from the incarnation we know.
+    #[cold]
     pub(super) fn on_hello<H: Host>(
         &mut self,
         now: Nanos,
@@ -305,6 +307,7 @@ impl Endpoint {
     }
 
     /// HELLO-ACK: the only way an incarnation becomes known.
+    #[cold]
     pub(super) fn on_hello_ack<H: Host>(
         &mut self,
         now: Nanos,
@@ -506,6 +509,7 @@ impl Endpoint {
     }
 
     /// Answers a frame whose header does not fit.
+    #[cold]
     fn reset(&mut self, now: Nanos, to: Peer, header: &FrameHeader, (reason, detail): (u8, u8)) {
         self.resets.push(
             now,
@@ -520,6 +524,7 @@ impl Endpoint {
     }
 
     /// RESET: believed only if it echoes what we really send.
+    #[cold]
     pub(super) fn on_reset<H: Host>(
         &mut self,
         now: Nanos,

@@ -160,6 +160,7 @@ impl Endpoint {
     }
 
     /// PROBE if a long message seems to have lost something that only the receiver can name.
+    #[cold]
     pub(super) fn ask_about_bytes(&mut self, slot: u32) {
         let Some(stream) = self.send.get_mut(slot) else {
             return;
@@ -191,6 +192,7 @@ impl Endpoint {
     }
 
     /// One message the receiver says it does not have, unless it said since that it does.
+    #[cold]
     pub(super) fn on_single_loss(&mut self, now: Nanos, slot: u32, number: u32) {
         let Some(stream) = self.send.get_mut(slot) else {
             return;
@@ -211,6 +213,7 @@ impl Endpoint {
     }
 
     /// Exact acknowledgement of `number`: those of the numbers before it were lost.
+    #[cold]
     pub(super) fn on_skipped(&mut self, now: Nanos, slot: u32, number: u32) {
         let stream = self.send.get(slot);
         let found = stream.and_then(|stream| Some((stream.base, stream.index(number)?)));
@@ -230,6 +233,7 @@ impl Endpoint {
     }
 
     /// An acknowledgement below our base: old, or its receiver lost what it told us of.
+    #[cold]
     pub(super) fn on_old_base<H: Host>(&mut self, now: Nanos, slot: u32, base: u32, host: &mut H) {
         let Some(stream) = self.send.get(slot) else {
             return;
@@ -243,6 +247,7 @@ impl Endpoint {
     /// The receiver waits for numbers from `base` on, which we settled: NULL goes out for them, unless it did and the receiver had not
     /// heard so (transport.md §7.6). NULL is answered, so that an answer to every answer would never end, and multiply in a network that
     /// duplicates.
+    #[cold]
     pub(super) fn fill_from<H: Host>(&mut self, now: Nanos, slot: u32, base: u32, host: &mut H) {
         let Some(stream) = self.send.get_mut(slot) else {
             return;

@@ -28,6 +28,7 @@ const AHEAD_MAX: u32 = 1 << 30;
 
 impl Endpoint {
     /// Whether nobody can have drawn the epoch yet, by what is known of the stream or the peer.
+    #[cold]
     fn is_made_up(&self, peer: u32, known: Option<u32>, epoch: u32) -> bool {
         let Some(entry) = self.peers.get(peer) else {
             return false;
@@ -44,6 +45,7 @@ impl Endpoint {
 
     /// The receiving stream a first chunk belongs to; opened if START allows it.
     #[allow(clippy::too_many_arguments)]
+    #[inline(never)]
     pub(super) fn stream_for<H: Host>(
         &mut self,
         now: Nanos,
@@ -127,6 +129,7 @@ impl Endpoint {
 
     /// The table is full: some idle streams tell their senders what they know, and those that have no such stream any more (a CLOSE
     /// was lost with its sender's patience) answer CLOSE.
+    #[cold]
     fn ask_idle_streams(&mut self, now: Nanos) {
         let (end, mut asked) = (self.receive.end(), 0);
         for _ in 0..end.min(ASKED_LOOK) {
@@ -153,6 +156,7 @@ impl Endpoint {
     }
 
     /// Raises the peer's durable floor past `epoch`, then frees the record. False if the floor could not be stored.
+    #[cold]
     fn forget_epoch<H: Host>(
         &mut self,
         peer: u32,
@@ -178,6 +182,7 @@ impl Endpoint {
     }
 
     /// The sender ends the epoch: forget it, once late copies of it are refused for ever.
+    #[cold]
     pub(super) fn on_close<H: Host>(&mut self, peer: u32, stream: &StreamRef, host: &mut H) {
         let Some(key) = self.key_of(peer, stream, false) else {
             self.counters.protocol_violations += 1;

@@ -53,6 +53,11 @@ impl Default for Path {
 }
 
 impl Path {
+    /// Whether a probe is due.
+    pub(super) fn is_due(&self) -> bool {
+        self.due
+    }
+
     /// Size and nonce of the probe that is due; it counts as sent.
     pub(super) fn take_probe(&mut self, now: Nanos) -> Option<(u16, u32)> {
         if !core::mem::take(&mut self.due) {

@@ -49,6 +49,17 @@ impl PeerEntry {
             || queues.iter().any(|queue| !queue.is_empty())
     }
 
+    /// What the ledger knows of it. An entry is recalled once.
+    #[cold]
+    fn recall<H: Host>(&mut self, host: &H) {
+        self.recalled = true;
+        if let Some((incarnation, floor)) = host.load_peer(self.id)
+            && self.incarnation == 0
+        {
+            (self.incarnation, self.floor) = (incarnation, floor);
+        }
+    }
+
     /// Whether it may be forgotten, if it has no streams.
     fn is_idle(&self, now: Nanos, idle: Nanos) -> bool {
         let settled = match self.state {
@@ -72,6 +83,7 @@ impl Endpoint {
     }
 
     /// The sweep's timer.
+    #[cold]
     pub(super) fn sweep_timeout(&mut self, now: Nanos) {
         self.sweep(now, self.peer_idle());
         if self.peers.len() > 0 {
@@ -80,6 +92,7 @@ impl Endpoint {
     }
 
     /// The table is full: perhaps some are idle.
+    #[cold]
     pub(super) fn make_room(&mut self, now: Nanos) {
         let again = self.swept_at.saturating_add(IDLE_WHEN_FULL);
         if self.swept_at == 0 || now >= again {
@@ -143,16 +156,12 @@ impl Endpoint {
         if let Some(entry) = self.peers.get_mut(slot)
             && !entry.recalled
         {
-            entry.recalled = true;
-            if let Some((incarnation, floor)) = host.load_peer(entry.id)
-                && entry.incarnation == 0
-            {
-                (entry.incarnation, entry.floor) = (incarnation, floor);
-            }
+            entry.recall(host);
         }
     }
 
     /// The entry of a peer whose frame came and fits what the ledger says of it; made anew if the peer was forgotten.
+    #[inline(never)]
     pub(super) fn recall_for<H: Host>(
         &mut self,
         now: Nanos,

@@ -128,6 +128,16 @@ impl Due {
     pub(super) fn any(&self) -> bool {
         *self != Self::default()
     }
+
+    /// Anything but acknowledgements, ends and grants.
+    pub(super) fn is_rare(&self) -> bool {
+        self.port_closed
+            || self.nulled
+            || self.drops
+            || self.null_delivered.is_some()
+            || self.nack.is_some()
+            || self.ready.is_some()
+    }
 }
 
 /// The receiving end of a stream.
@@ -291,6 +301,7 @@ impl ReceiveStream {
     }
 
     /// Makes a number missing again. Returns what it was.
+    #[cold]
     pub(super) fn forget(&mut self, index: usize) -> Option<Incoming> {
         let missing = Incoming::bare(Kind::Missing);
         let was = core::mem::replace(self.messages.get_mut(index)?, missing);

@@ -234,6 +234,7 @@ impl Endpoint {
     }
 
     /// Frees what belongs to nothing and ends what cannot be placed.
+    #[cold]
     pub(super) fn settle_orphans<H: Host>(&mut self, host: &mut H) {
         while let Some(record) = self.orphans.sending.pop() {
             host.free_send_record(record);

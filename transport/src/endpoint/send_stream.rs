@@ -292,6 +292,7 @@ impl SendStream {
     }
 
     /// First chunks go out again from `number` on.
+    #[cold]
     pub(super) fn go_back(&mut self, number: u32) {
         if !serial_lt(number, self.cursor) {
             return;
@@ -309,6 +310,7 @@ impl SendStream {
 
     /// Go back at most once per number and round trip (NACK as fast retransmit): never for an answer that was written before what
     /// went out again since had arrived; without a horizon not within `repeat`.
+    #[cold]
     pub(super) fn go_back_once(
         &mut self,
         now: Nanos,
@@ -386,6 +388,7 @@ impl SendStream {
     }
 
     /// Gives message `index` up. Returns its status if it is known at once: never transmitted means not delivered.
+    #[cold]
     pub(super) fn give_up(&mut self, index: usize, reason: Reason) -> Option<SendStatus> {
         let transmitted = self.transmitted(index);
         let message = self.queue.get_mut(index)?;
@@ -406,6 +409,7 @@ impl SendStream {
     }
 
     /// The earliest deadline of what is still to be delivered.
+    #[cold]
     pub(super) fn find_deadline(&mut self) {
         self.deadline = self
             .queue
@@ -423,6 +427,7 @@ impl SendStream {
     }
 
     /// Marks a message that went out to go out again.
+    #[cold]
     pub(super) fn lose(&mut self, index: usize) {
         let number = self.number(index);
         if let Some(message) = self.queue.get_mut(index) {
@@ -516,6 +521,7 @@ impl SendStream {
         left
     }
 
+    #[cold]
     pub(super) fn resend_range(&mut self, number: u32, range: Range) {
         if self.resend.len() < RESEND_MAX {
             self.resend.push_back((number, range));

@@ -131,6 +131,7 @@ impl Endpoint {
     }
 
     /// Gives up, with `reason`, the Live messages that `which` names.
+    #[cold]
     pub(super) fn give_up_where<H: Host>(
         &mut self,
         now: Nanos,
@@ -158,6 +159,7 @@ impl Endpoint {
 
     /// Everything transmitted ends as MaybeDelivered (NULLs with their own reason, which the application asked for); what was
     /// not transmitted stays.
+    #[cold]
     pub(super) fn settle_transmitted<H: Host>(
         &mut self,
         now: Nanos,
@@ -188,6 +190,7 @@ impl Endpoint {
     }
 
     /// Every send of the stream ends. The next one opens a new epoch, so that late frames of this one hurt nobody.
+    #[cold]
     pub(super) fn fail_stream<H: Host>(
         &mut self,
         now: Nanos,
@@ -204,6 +207,7 @@ impl Endpoint {
     }
 
     /// What is left of the queue was certainly not delivered; the epoch ends with it.
+    #[cold]
     pub(super) fn end_untransmitted<H: Host>(
         &mut self,
         now: Nanos,
@@ -236,6 +240,7 @@ impl Endpoint {
     }
 
     /// A peer is gone for now: its sends end, half-placed messages are forgotten.
+    #[cold]
     pub(super) fn fail_peer<H: Host>(
         &mut self,
         now: Nanos,
@@ -264,6 +269,7 @@ impl Endpoint {
     }
 
     /// Streams to a node whose queues never became known.
+    #[cold]
     pub(super) fn fail_unresolved<H: Host>(
         &mut self,
         now: Nanos,

@@ -65,6 +65,7 @@ impl SendStream {
 }
 
 impl Endpoint {
+    #[cold]
     pub(super) fn stream_timeout<H: Host>(&mut self, now: Nanos, slot: u32, host: &mut H) {
         let Some(stream) = self.send.get_mut(slot) else {
             return;

@@ -72,6 +72,7 @@ impl Endpoint {
     }
 
     /// The stream that a send is of, opened if need be. `Err`: why there is none.
+    #[inline(never)]
     fn find_stream<H: Host>(
         &mut self,
         now: Nanos,
@@ -100,6 +101,7 @@ impl Endpoint {
 
     /// Whether the peer of a stream said that it does not fit, a moment ago. For a stream whose peer is not known yet, the engine that
     /// would say which it is.
+    #[cold]
     fn is_incompatible(&self, now: Nanos, node: NodeId, stream: Option<u32>) -> bool {
         let stream = stream.and_then(|slot| self.send.get(slot));
         let peer = stream
@@ -130,7 +132,9 @@ impl Endpoint {
 
     /// Acts on what came in calls without a host.
     pub(super) fn act_on_cancels<H: Host>(&mut self, now: Nanos, host: &mut H) {
-        self.settle_orphans(host);
+        if self.orphans.len() > 0 {
+            self.settle_orphans(host);
+        }
         while let Some(slot) = self.cancelled.pop_front() {
             self.give_up_where(now, slot, Reason::Cancelled, host, |message| {
                 message.cancelled
@@ -169,6 +173,7 @@ impl Endpoint {
         self.activate(now, slot);
     }
 
+    #[cold]
     fn open_stream<H: Host>(
         &mut self,
         now: Nanos,
@@ -193,6 +198,7 @@ impl Endpoint {
     }
 
     /// The peer a stream belongs to: NONE while the node's queues are unknown (it is being asked), `None` without room.
+    #[cold]
     pub(super) fn resolve(&mut self, now: Nanos, key: StreamKey) -> Option<u32> {
         match self.nodes.get(&key.node).and_then(|node| node.queues) {
             Some(queues) => {
@@ -313,6 +319,7 @@ impl Endpoint {
 
     /// Goes on under a new epoch with the same numbers. Only when nothing outstanding was delivered under the old one, or can be
     /// told as MaybeDelivered. Without room the stream waits and tries again.
+    #[cold]
     pub(super) fn reopen<H: Host>(&mut self, slot: u32, host: &mut H) {
         self.reopen_later(slot, 0, host);
     }

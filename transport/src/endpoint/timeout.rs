@@ -27,6 +27,7 @@ impl Endpoint {
         }
     }
 
+    #[cold]
     fn peer_timeout<H: Host>(&mut self, now: Nanos, slot: u32, host: &mut H) {
         let limit = self.unreachable_after();
         let Some(entry) = self.peers.get_mut(slot) else {

@@ -88,6 +88,7 @@ impl Endpoint {
     }
 
     /// A RESET goes alone, to somebody who may not even be a peer.
+    #[cold]
     fn write_reset(&mut self, now: Nanos, to: &mut [u8]) -> Option<Transmit> {
         let reset = self.resets.queue.pop_front()?;
         let mut w = FrameWriter::new(to);
@@ -125,16 +126,8 @@ impl Endpoint {
         let entry = self.peers.get_mut(slot)?;
         let now = entry.stamps.write(now);
         let up = entry.is_up();
-        if up && let Some((size, nonce)) = entry.path.take_probe(now) {
-            self.timers.arm(Owner::Peer(slot), entry.path.again_at());
-            self.mark_leftovers(slot);
-            self.mark_ready(slot, Priority::High);
-            let mut w = FrameWriter::new(to);
-            let chunk = Chunk::PathProbe { size, nonce };
-            if push(&mut w, &mut self.counters, &chunk).is_ok() {
-                return self.finish_frame(now, slot, w, &Plan::default(), false, host);
-            }
-            return None;
+        if up && entry.path.is_due() {
+            return self.write_probe(now, slot, to, host);
         }
         let space = to.len().min(usize::from(entry.max_frame));
         let greets = entry.hello_due || entry.hello_ack_due;
@@ -169,6 +162,26 @@ impl Endpoint {
         transmit
     }
 
+    /// A frame as long as the path may carry, alone.
+    #[cold]
+    fn write_probe<H: Host>(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        to: &mut [u8],
+        host: &mut H,
+    ) -> Option<Transmit> {
+        let entry = self.peers.get_mut(slot)?;
+        let (size, nonce) = entry.path.take_probe(now)?;
+        self.timers.arm(Owner::Peer(slot), entry.path.again_at());
+        self.mark_leftovers(slot);
+        self.mark_ready(slot, Priority::High);
+        let mut w = FrameWriter::new(to);
+        let chunk = Chunk::PathProbe { size, nonce };
+        push(&mut w, &mut self.counters, &chunk).ok()?;
+        self.finish_frame(now, slot, w, &Plan::default(), false, host)
+    }
+
     /// A frame was full: the peer goes to the end of the queues it has work for.
     fn mark_leftovers(&mut self, slot: u32) {
         let Some(entry) = self.peers.get(slot) else {
@@ -188,6 +201,7 @@ impl Endpoint {
     }
 
     /// HELLO-ACK and HELLO. True if the frame is full.
+    #[cold]
     fn handshake(
         &mut self,
         now: Nanos,
@@ -416,6 +430,7 @@ impl Endpoint {
     }
 
     /// A send's memory cannot be read: its number goes on as NULL.
+    #[cold]
     fn memory_fault(&mut self, sender: u32, number: u32) {
         self.counters.memory_faults += 1;
         if let Some(stream) = self.send.get_mut(sender)

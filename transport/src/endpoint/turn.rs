@@ -158,7 +158,7 @@ impl StreamWriter<'_, '_, '_> {
     }
 
     /// A message that is lost, or its NULL.
-    #[inline(never)]
+    #[cold]
     fn again(&mut self, stream: &mut SendStream, index: usize) -> Turn {
         match stream.queue.get(index).map(|message| message.state) {
             None => Turn::Nothing,
@@ -168,6 +168,7 @@ impl StreamWriter<'_, '_, '_> {
     }
 
     /// NULL in its turn.
+    #[cold]
     fn null(&mut self, stream: &mut SendStream, index: usize) -> Turn {
         let number = stream.number(index);
         let chunk = Chunk::Null {

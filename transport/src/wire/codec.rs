@@ -233,6 +233,7 @@ pub(super) fn decode(area: &[u8]) -> Result<Decoded<'_>, WireError> {
 }
 
 /// [`decode`] by kind, whatever the chunk: what the ways of `plain` are held against.
+#[inline(never)]
 pub(super) fn decode_any(area: &[u8]) -> Result<Decoded<'_>, WireError> {
     let (&[kind, flags, high, low], _) = area.split_first_chunk().ok_or(WireError::ChunkLength)?;
     let length = usize::from(u16::from_be_bytes([high, low]));
