@@ -41,6 +41,8 @@ pub enum Path {
 /// Functions by parts of their names, as the linker has them: each name component behind its length.
 const SEND: &[&str] = &[
     "6engine5serve10serve_port",
+    "6engine5serve12serve_tokens",
+    "6engine5serve6submit",
     "6engine5ports4Port9take_send",
     "6engine4path4Path8transmit",
     "6engine5encap13Encapsulation5build",
@@ -59,6 +61,7 @@ const RECEIVE: &[&str] = &[
     "6engine5encap13Encapsulation5parse",
     "6engine12checked_copy",
     "12handle_frame",
+    "13receive_frame",
     "8endpoint7arrival",
     "8endpoint6accept",
     "8endpoint4data",
