@@ -18,7 +18,7 @@ pub use config::{DEFAULT_ETHERTYPE, Encap, MAX_QUEUES, SteerConfig};
 pub use error::SteerError;
 pub use link::{AttachMode, detach};
 pub use reason::Reason;
-pub use steer::{Steer, SteerFds, program_name};
+pub use steer::{Frames, Steer, SteerFds, program_name};
 
 /// The compiled program: an ELF object, aligned for those who parse it in place.
 pub const STEER_OBJECT: &[u8] =

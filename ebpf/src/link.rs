@@ -22,7 +22,7 @@ const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 pub enum AttachMode {
     /// In the driver, before the kernel allocates anything for the frame.
     Native,
-    /// In the network stack: works with every driver, and slower.
+    /// In the network stack: works with every driver, and slower, unless the driver has made an skb anyway (veth).
     Generic,
 }
 

@@ -12,6 +12,17 @@ use aya::util::KernelVersion;
 use crate::link::{self, AttachMode};
 use crate::{Reason, STEER_OBJECT, SteerConfig, SteerError};
 
+/// What a frame consists of when the program sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frames {
+    /// One buffer. In native mode longer frames do not come. In generic mode the kernel copies what is in several into one, and what lacks
+    /// room before it: for frames that fit a page that takes it less than to make pages of a pool of them, as it does for the other
+    /// (net/core/dev.c, `netif_skb_check_for_xdp`).
+    OfOneBuffer,
+    /// One or several, from Linux 5.18 on.
+    OfSeveralBuffers,
+}
+
 /// The program loaded, perhaps attached.
 ///
 /// Dropping it detaches the program, unless a copy of its link ([`Steer::fds`]) is kept elsewhere.
@@ -95,17 +106,25 @@ impl Steer {
         })
     }
 
-    /// Loads the program with this configuration into the kernel. Needs CAP_BPF and
+    /// Loads the program with this configuration, for frames of several buffers, into the kernel. Needs CAP_BPF and
     /// CAP_NET_ADMIN.
     ///
     /// # Errors
     /// The caller's: [`SteerError::Config`]. The system's: [`SteerError::NoPrivilege`],
     /// [`SteerError::Kernel`], [`SteerError::System`]. Ours: [`SteerError::Program`].
     pub fn load(config: &SteerConfig) -> Result<Self, SteerError> {
+        Self::load_for(config, Frames::OfSeveralBuffers)
+    }
+
+    /// The same, for frames that consist of this when the program sees them.
+    ///
+    /// # Errors
+    /// As [`Steer::load`].
+    pub fn load_for(config: &SteerConfig, frames: Frames) -> Result<Self, SteerError> {
         let version = KernelVersion::current().map_err(|error| {
             SteerError::Kernel(format!("cannot tell the kernel's version: {error}"))
         })?;
-        let name = program_for(version)?;
+        let name = program_for(version, frames)?;
         let rodata = config.rodata()?;
         let mut object = EbpfLoader::new()
             // Nothing is relocated against the kernel's types: spare reading them all.
@@ -230,14 +249,14 @@ impl fmt::Debug for Steer {
 }
 
 /// The program of the object that this kernel loads (5.15 is the oldest).
-fn program_for(version: KernelVersion) -> Result<&'static str, SteerError> {
+fn program_for(version: KernelVersion, frames: Frames) -> Result<&'static str, SteerError> {
     if version < KernelVersion::new(5, 15, 0) {
         return Err(SteerError::Kernel(format!(
             "kernel {version} is too old: AF_XDP as Portolan uses it needs 5.15 or newer"
         )));
     }
     // XDP programs for frames of several buffers came with 5.18.
-    if version < KernelVersion::new(5, 18, 0) {
+    if version < KernelVersion::new(5, 18, 0) || frames == Frames::OfOneBuffer {
         return Ok("steer_linear");
     }
     Ok("steer")
@@ -268,12 +287,13 @@ mod tests {
 
     #[test]
     fn program_by_kernel() {
-        assert!(program_for(KernelVersion::new(5, 14, 21)).is_err());
-        assert_eq!(
-            program_for(KernelVersion::new(5, 15, 0)).unwrap(),
-            "steer_linear"
-        );
-        assert_eq!(program_for(KernelVersion::new(5, 18, 0)).unwrap(), "steer");
-        assert_eq!(program_for(KernelVersion::new(6, 6, 0)).unwrap(), "steer");
+        let program = |minor, frames| program_for(KernelVersion::new(5, minor, 0), frames);
+        assert!(program(14, Frames::OfSeveralBuffers).is_err());
+        assert!(program(14, Frames::OfOneBuffer).is_err());
+        for frames in [Frames::OfOneBuffer, Frames::OfSeveralBuffers] {
+            assert_eq!(program(15, frames).unwrap(), "steer_linear");
+        }
+        assert_eq!(program(18, Frames::OfSeveralBuffers).unwrap(), "steer");
+        assert_eq!(program(18, Frames::OfOneBuffer).unwrap(), "steer_linear");
     }
 }

@@ -107,6 +107,7 @@ impl Surroundings for Machine {
                 .filter_map(|a| a.parse::<IpAddr>().ok())
                 .collect(),
             rx_queues: (name == "eth0").then_some(4),
+            veth: false,
         }))
     }
 

@@ -241,7 +241,7 @@ fn a_running_node_is_looked_at_too() {
     nothing_bad(&seen);
     found(&seen, "peer mtu", "warn", &["peer 2 (ptl2)"]);
     found(&seen, "daemon", "ok", &["node 1 (ptl1) runs, 1 engines"]);
-    found(&seen, "xdp", "ok", &["our program", "native"]);
+    found(&seen, "xdp", "ok", &["our program", "generic"]);
     drop(two);
     let _other = lab
         .node(2)

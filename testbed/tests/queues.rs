@@ -92,3 +92,46 @@ fn both_engines_work_at_once() {
         }
     });
 }
+
+/// How the program is on a node's interface, as `ip` says it.
+fn xdp_mode(cluster: &Cluster, node: u16) -> String {
+    let node = cluster.lab.node(node);
+    let mut link = node.command("ip");
+    link.args(["-j", "link", "show", "dev", &node.interface()]);
+    let text = portolan_testbed::process::run_ok(&mut link, harness::STEP).unwrap();
+    let links: Value = serde_json::from_str(&text).unwrap();
+    match links[0]["xdp"]["mode"].as_u64() {
+        Some(1) => "native".to_owned(),
+        Some(2) => "generic".to_owned(),
+        other => panic!("mode {other:?} in {text}"),
+    }
+}
+
+// veth forgets the queue before generic mode: everything would come to the first engine, and cross.
+#[test]
+fn frames_come_to_the_engine_they_are_for() {
+    let cluster = Cluster::start(Lab::builder().queues(2));
+    let mut one = cluster.open(1, options(3, LARGEST));
+    let mut two = cluster.open(2, options(5, LARGEST));
+    between(&mut one, &mut two, &sizes(), LIST);
+    for node in [1, 2] {
+        assert_eq!(xdp_mode(&cluster, node), "native");
+        let counters = cluster.lab.node(node).report("counters").unwrap();
+        for engine in counters["engines"].as_array().unwrap() {
+            // Engines of different queues greet each other.
+            let crossed = engine["counters"]["crossed"].as_u64().unwrap();
+            assert!(crossed < 20, "{crossed} frames crossed on node {node}");
+        }
+    }
+}
+
+#[test]
+fn a_single_queue_of_a_veth_is_taken_in_generic_mode() {
+    for mtu in [1500, 9000] {
+        let cluster = Cluster::start(Lab::builder().mtu(mtu));
+        assert_eq!(xdp_mode(&cluster, 1), "generic");
+        let mut one = cluster.open(1, options(3, LARGEST));
+        let mut two = cluster.open(2, options(5, LARGEST));
+        between(&mut one, &mut two, &sizes(), LIST);
+    }
+}

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use portolan_ebpf::{AttachMode, DEFAULT_ETHERTYPE, Encap, Steer, SteerConfig};
+use portolan_ebpf::{AttachMode, DEFAULT_ETHERTYPE, Encap, Frames, Steer, SteerConfig};
 use rustix::net::{SendFlags, send};
 use xsk_rs::config::{BindFlags, LibxdpFlags, QueueSize, SocketConfig, UmemConfig};
 use xsk_rs::{CompQueue, FillQueue, FrameDesc, RxQueue, Socket as Xsk, TxQueue, Umem};
@@ -26,6 +26,8 @@ const BATCH: usize = 64;
 /// Bound on binding: the last owner's socket is released a moment after its death.
 const BIND: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(2);
+/// Up to this MTU frames fit a page, with what the kernel puts before and behind them.
+const PAGE_MTU: u32 = 3_500;
 const ETHERNET: usize = 14;
 /// Frames the kernel sends for one kick; it is 32 unless told otherwise.
 const BUDGET: libc::c_int = 256;
@@ -162,7 +164,12 @@ impl Socket {
         let given = unsafe { fill.produce(&received) };
         anyhow::ensure!(given == FILL, "the fill ring took {given} chunks of {FILL}");
         raise_budget(tx.fd().as_raw_fd());
-        let mut steer = Steer::load(&SteerConfig {
+        // As Portolan does on veth.
+        let frames = match role.mtu {
+            0..=PAGE_MTU => Frames::OfOneBuffer,
+            _ => Frames::OfSeveralBuffers,
+        };
+        let config = SteerConfig {
             encap: Encap::Ethernet,
             ethertype: DEFAULT_ETHERTYPE,
             udp_base_port: 0,
@@ -170,10 +177,11 @@ impl Socket {
             local_mac: role.mac,
             local_v4: None,
             local_v6: None,
-        })?;
+        };
+        let mut steer = Steer::load_for(&config, frames)?;
         // SAFETY: the receive queue keeps the socket open.
         steer.insert(0, unsafe { BorrowedFd::borrow_raw(rx.fd().as_raw_fd()) })?;
-        steer.attach(&role.interface, AttachMode::Native)?;
+        steer.attach(&role.interface, AttachMode::Generic)?;
         let mut ethernet = [0; ETHERNET];
         ethernet[..6].copy_from_slice(&role.peer);
         ethernet[6..12].copy_from_slice(&role.mac);

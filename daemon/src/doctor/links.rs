@@ -180,6 +180,11 @@ fn program(link: &LinkFacts, running: Option<&Running>, findings: &mut Findings)
             format!("our program (id {id}) is on {name}, but no daemon answers on this configuration's socket"),
             "ss -xlp | grep portolan   # who holds it; then stop that daemon",
         );
+    } else if link.generic && link.kind.as_deref() == Some("veth") {
+        findings.ok(
+            "xdp",
+            format!("our program (id {id}) is on {name}, generic, which is the faster way on veth"),
+        );
     } else if link.generic {
         findings.warn(
             "xdp",

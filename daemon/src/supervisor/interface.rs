@@ -205,6 +205,7 @@ mod tests {
         up: true,
         carrier: true,
         program: Some(3),
+        veth: false,
     };
     const FINE: Look = Look {
         link: Some(LINK),
@@ -219,6 +220,7 @@ mod tests {
             mtu: 1500,
             addresses: Vec::new(),
             rx_queues: None,
+            veth: false,
         };
         Interface::new(&facts, 1500)
     }

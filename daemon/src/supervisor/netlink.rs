@@ -9,7 +9,9 @@ use netlink_packet_core::{
     NetlinkPayload,
 };
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
-use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkFlags, LinkMessage, LinkXdp};
+use netlink_packet_route::link::{
+    InfoKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage, LinkXdp,
+};
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
@@ -38,6 +40,8 @@ pub struct Link {
     pub carrier: bool,
     /// The id of the XDP program on it.
     pub program: Option<u32>,
+    /// It is one end of a veth pair.
+    pub veth: bool,
 }
 
 /// That something about a link is not as before.
@@ -405,6 +409,7 @@ pub fn link(name: &str) -> io::Result<Option<Link>> {
             up: link.header.flags.contains(LinkFlags::Up),
             carrier: link.header.flags.contains(LinkFlags::LowerUp),
             program: None,
+            veth: false,
         };
         let mut ours = false;
         for attribute in &link.attributes {
@@ -417,6 +422,9 @@ pub fn link(name: &str) -> io::Result<Option<Link>> {
                         LinkXdp::ProgId(id) if *id != 0 => Some(*id),
                         _ => None,
                     });
+                }
+                LinkAttribute::LinkInfo(facts) => {
+                    found.veth = facts.contains(&LinkInfo::Kind(InfoKind::Veth));
                 }
                 LinkAttribute::Address(bytes) => {
                     found.mac = <[u8; 6]>::try_from(bytes.as_slice()).unwrap_or_default();

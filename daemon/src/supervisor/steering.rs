@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use portolan_ebpf::{AttachMode, DEFAULT_ETHERTYPE, Steer, SteerConfig, SteerError};
+use portolan_ebpf::{AttachMode, DEFAULT_ETHERTYPE, Frames, Steer, SteerConfig, SteerError};
 
 use super::config::{Config, XdpMode};
 use super::leisure::undisturbed;
@@ -15,6 +15,9 @@ use crate::engine_link::Encap;
 const OCCUPIED_PATIENCE: Duration = Duration::from_millis(500);
 /// The pause between two tries.
 const OCCUPIED_PAUSE: Duration = Duration::from_millis(5);
+
+/// Frames of interfaces with this MTU fit a page with all that the kernel puts before and behind.
+const PAGE_MTU: u32 = 3_500;
 
 /// What decides where frames go.
 pub trait Steering {
@@ -142,6 +145,10 @@ fn load(config: &Config) -> Result<Steer, SteerError> {
         Some(IpAddr::V6(address)) => (None, Some(address)),
         None => (None, None),
     };
+    let frames = match first_mode(config) {
+        AttachMode::Generic if config.interface_facts.mtu <= PAGE_MTU => Frames::OfOneBuffer,
+        _ => Frames::OfSeveralBuffers,
+    };
     let config = SteerConfig {
         encap: match config.encap {
             Encap::Ethernet => portolan_ebpf::Encap::Ethernet,
@@ -154,7 +161,22 @@ fn load(config: &Config) -> Result<Steer, SteerError> {
         local_v4,
         local_v6,
     };
-    undisturbed(|| Steer::load(&config))
+    undisturbed(|| Steer::load_for(&config, frames))
+}
+
+/// Where the program runs, or is tried first.
+///
+/// Everywhere but on veth that is the driver. veth made an skb for each frame before its driver's XDP comes, which then copies it once more into
+/// pages of its own and has a NAPI instance of its own go round. In generic mode the skb is what the program sees: a 64-byte message takes an
+/// eighth less, a stream at MTU 1500 a third (docs/performance.md). But there veth loses which receive queue a frame is on, so of several
+/// all would seem to come on the first.
+fn first_mode(config: &Config) -> AttachMode {
+    let facts = &config.interface_facts;
+    match config.xdp_mode {
+        XdpMode::Auto if facts.veth && facts.rx_queues == Some(1) => AttachMode::Generic,
+        XdpMode::Auto | XdpMode::Native => AttachMode::Native,
+        XdpMode::Generic => AttachMode::Generic,
+    }
 }
 
 fn attach_in_any_mode(
@@ -163,16 +185,13 @@ fn attach_in_any_mode(
     patience: Duration,
 ) -> Result<(), SteerError> {
     let interface = &config.interface;
-    let first = match config.xdp_mode {
-        XdpMode::Auto | XdpMode::Native => AttachMode::Native,
-        XdpMode::Generic => AttachMode::Generic,
-    };
+    let first = first_mode(config);
     match attach_patiently(steer, interface, first, patience) {
         Err(
             error @ (SteerError::NoNative(_)
             | SteerError::Refused(..)
             | SteerError::TooFewQueues(_)),
-        ) if config.xdp_mode == XdpMode::Auto => {
+        ) if config.xdp_mode == XdpMode::Auto && first == AttachMode::Native => {
             tracing::warn!("{error}; trying generic mode, which is slower");
             attach_patiently(steer, interface, AttachMode::Generic, patience)
         }

@@ -16,6 +16,8 @@ pub struct Interface {
     pub addresses: Vec<IpAddr>,
     /// Its receive queues; `None` if nobody knows.
     pub rx_queues: Option<u32>,
+    /// It is one end of a veth pair.
+    pub veth: bool,
 }
 
 /// A user.
@@ -59,6 +61,7 @@ impl Surroundings for ThisMachine {
             mtu: link.mtu,
             addresses: super::netlink::addresses(link.index)?,
             rx_queues: rx_queues(name),
+            veth: link.veth,
         }))
     }
 

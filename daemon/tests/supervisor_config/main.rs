@@ -25,6 +25,7 @@ impl Surroundings for Machine {
             mtu: 1500,
             addresses: vec!["10.77.0.1".parse().unwrap(), "fd77::1".parse().unwrap()],
             rx_queues: Some(2),
+            veth: false,
         }))
     }
     fn user(&self, name: &str) -> Option<Account> {

@@ -13,6 +13,7 @@ impl Surroundings for Machine {
             mtu: 1500,
             addresses: vec!["10.0.0.1".parse().unwrap()],
             rx_queues: Some(8),
+            veth: false,
         }))
     }
     fn user(&self, name: &str) -> Option<Account> {

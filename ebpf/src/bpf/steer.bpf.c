@@ -262,7 +262,7 @@ int steer(struct xdp_md *ctx)
 	return steer_frame(ctx);
 }
 
-/* The same for kernels before 5.18, which refuse the flag that "xdp.frags" sets. */
+/* The same for kernels before 5.18, which refuse the flag that "xdp.frags" sets, and for frames of one buffer in generic mode. */
 SEC("xdp")
 int steer_linear(struct xdp_md *ctx)
 {

@@ -146,6 +146,7 @@ pub fn interface(basis: &Map<String, Value>) -> Option<(String, Interface)> {
         mtu,
         addresses: address.into_iter().collect(),
         rx_queues: None,
+        veth: false,
     };
     Some((name.as_str()?.to_owned(), facts))
 }
