@@ -7,6 +7,7 @@
 //! While it works an actor makes no system call of its own: a thread that sleeps in `read` takes the orders, and the loop looks at
 //! one word. When standard input ends, because whoever gave orders died, so does the actor.
 
+mod first_message;
 mod foreign;
 mod handle;
 mod orders;

@@ -6,22 +6,26 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use portolan::{Address, Event, Node, Port, PortOptions, Priority, SendOptions, Wait};
-use rustix::time::{ClockId, clock_gettime};
 
+use super::first_message::{BYTES, LOOK, Sleeper, await_stamp, now, stamp};
 use super::work::{counts, histogram};
-use super::{Answer, Job, Orders, Phase};
+use super::{Answer, Job, Orders};
 
 /// Bound on one message.
 const ARRIVED: Duration = Duration::from_secs(5);
-/// How often somebody asleep looks at his orders.
-const LOOK: Duration = Duration::from_millis(200);
 /// Buffers offered.
 const BUFFERS: usize = 8;
 
 pub fn perform(socket: &Path, own: u16, to: Address, job: &Job, orders: &Orders) -> Result<()> {
     match job {
-        Job::Stamp => stamp(&mut open(&Node::attach(socket)?, own)?, to, orders),
-        Job::Await => await_stamp(&mut open(&Node::attach(socket)?, own)?, orders),
+        Job::Stamp | Job::Await => {
+            let port = open(&Node::attach(socket)?, own)?;
+            let mut asleep = Asleep { port, to };
+            match job {
+                Job::Stamp => stamp(&mut asleep, orders),
+                _ => await_stamp(&mut asleep, orders),
+            }
+        }
         Job::Startup { lasting } => {
             orders.ready()?;
             let times = startup(socket, own, to, Duration::from_nanos(*lasting))?;
@@ -44,55 +48,42 @@ fn open(node: &Node, own: u16) -> Result<Port> {
     Ok(port)
 }
 
-/// The machine's own time, the same for every process.
-fn now() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+/// An application asleep in its port.
+struct Asleep {
+    port: Port,
+    to: Address,
 }
 
-/// A message when the word is given, after one that made the nodes known to each other.
-fn stamp(port: &mut Port, to: Address, orders: &Orders) -> Result<()> {
-    send(port, to, 0)?;
-    orders.ready()?;
-    send(port, to, now())
-}
-
-fn send(port: &mut Port, to: Address, stamp: u64) -> Result<()> {
-    let mut message = [0; 64];
-    message[..8].copy_from_slice(&stamp.to_le_bytes());
-    port.send_bytes(to, &message, SendOptions::default())?;
-    let deadline = Instant::now() + ARRIVED;
-    loop {
-        ensure!(Instant::now() < deadline, "a send does not end");
-        match port.blocking_receive(LOOK)? {
-            Some(Event::Sent(sent)) => {
-                ensure!(sent.status.is_delivered(), "a send ended {}", sent.status);
-                return Ok(());
+impl Sleeper for Asleep {
+    fn send(&mut self, message: &[u8; BYTES]) -> Result<()> {
+        self.port
+            .send_bytes(self.to, message, SendOptions::default())?;
+        let deadline = Instant::now() + ARRIVED;
+        loop {
+            ensure!(Instant::now() < deadline, "a send does not end");
+            match self.port.blocking_receive(LOOK)? {
+                Some(Event::Sent(sent)) => {
+                    ensure!(sent.status.is_delivered(), "a send ended {}", sent.status);
+                    return Ok(());
+                }
+                Some(event) => self.port.unknown(event),
+                None => {}
             }
-            Some(event) => port.unknown(event),
-            None => {}
         }
     }
-}
 
-/// How old stamps are when they come.
-fn await_stamp(port: &mut Port, orders: &Orders) -> Result<()> {
-    orders.ready()?;
-    while orders.phase() != Phase::Over {
-        let Some(event) = port.blocking_receive(LOOK)? else {
-            continue;
+    fn sleep(&mut self) -> Result<Option<(u64, [u8; 8])>> {
+        let Some(event) = self.port.blocking_receive(LOOK)? else {
+            return Ok(None);
         };
         let came = now();
-        if let Event::Received(message) = &event
-            && let Some(stamp) = message.first_chunk::<8>()
-            && *stamp != [0; 8]
-        {
-            let way = came.saturating_sub(u64::from_le_bytes(*stamp));
-            orders.answer(&Answer::Ways(vec![(way, 1)]))?;
-        }
-        port.unknown(event);
+        let first = match &event {
+            Event::Received(message) => message.first_chunk::<8>().copied(),
+            _ => None,
+        };
+        self.port.unknown(event);
+        Ok(first.map(|first| (came, first)))
     }
-    Ok(())
 }
 
 /// Attaching, opening, and the first message there and back, as often as goes.

@@ -25,7 +25,8 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Arrival, Ends};
+use super::first_message::{self, Sleeper};
+use super::{Arrival, Ends, Job, Orders};
 use crate::cases::window;
 
 /// What one `recv` of a stream takes at most.
@@ -261,6 +262,28 @@ impl Sockets {
     }
 }
 
+/// An application asleep in `recv`.
+struct Asleep<'s>(&'s OwnedFd);
+
+impl Sleeper for Asleep<'_> {
+    fn send(&mut self, message: &[u8; first_message::BYTES]) -> Result<()> {
+        send(self.0, message, SendFlags::NOSIGNAL).context("send")?;
+        Ok(())
+    }
+
+    fn sleep(&mut self) -> Result<Option<(u64, [u8; 8])>> {
+        let mut message = [0; first_message::BYTES];
+        match recv(self.0, &mut message, RecvFlags::empty()) {
+            Ok(_) => {
+                let came = first_message::now();
+                Ok(message.first_chunk().map(|first| (came, *first)))
+            }
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNREFUSED) => Ok(None),
+            Err(error) => Err(error).context("recv"),
+        }
+    }
+}
+
 impl Ends for Sockets {
     fn prepare(&mut self, bytes: usize) -> Result<()> {
         let is_stream = self.role.protocol == Protocol::Tcp;
@@ -324,6 +347,23 @@ impl Ends for Sockets {
 
     fn partial(&self, _end: usize) -> bool {
         self.role.protocol == Protocol::Tcp && self.sent > 0
+    }
+
+    fn special(&mut self, job: &Job, orders: &Orders) -> Result<()> {
+        ensure!(
+            self.role.protocol == Protocol::Udp && self.role.blocks,
+            "{job:?} is for UDP that sleeps"
+        );
+        let socket = self.socket()?;
+        sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, Some(first_message::LOOK))?;
+        let mut asleep = Asleep(socket);
+        let done = match job {
+            Job::Stamp => first_message::stamp(&mut asleep, orders),
+            Job::Await => first_message::await_stamp(&mut asleep, orders),
+            _ => bail!("{job:?} is not for this subject"),
+        };
+        sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, Some(SLEEP))?;
+        done
     }
 
     fn receive(&mut self, _end: usize) -> Result<Option<Arrival>> {

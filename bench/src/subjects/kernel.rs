@@ -11,7 +11,7 @@ use anyhow::Result;
 use super::offloads::{Offloads, Switched};
 use super::{About, Figure, Pair, Scene, Side, Started, Subject};
 use crate::actor::{Actor, DATAGRAM, Protocol, Role, SocketRole};
-use crate::cases::Case;
+use crate::cases::{Case, Wait};
 
 /// Of both ends.
 const PORT: u16 = 7000;
@@ -81,6 +81,10 @@ impl Subject for Kernel {
     }
 
     fn offers(&self, case: &Case) -> bool {
+        if let Case::Idle { wait } = case {
+            // What a wake-up costs with nobody in between. Who is idle is asleep, however a daemon would wait.
+            return self.blocks && self.protocol == Protocol::Udp && *wait == Wait::Adaptive;
+        }
         let bytes = case.bytes();
         // Nobody is made to wait who sends datagrams: both ways at once, who receives only where it sleeps would lose nine of ten.
         let loses = self.blocks && self.protocol != Protocol::Tcp;
@@ -130,6 +134,12 @@ struct Running<'a> {
 
 impl Started for Running<'_> {
     fn measure(&mut self, case: &Case, lasting: Duration) -> Result<Vec<Figure>> {
-        self.pair.measure(case, lasting)
+        match case {
+            Case::Idle { .. } => {
+                let (_, first) = self.pair.after_idling(lasting, || Ok(()))?;
+                Ok(vec![first])
+            }
+            _ => self.pair.measure(case, lasting),
+        }
     }
 }

@@ -44,6 +44,38 @@ impl Pair {
         }
     }
 
+    /// Nothing to do for so long, then a message to somebody asleep. What `watched` says before and after the time without work, and how long
+    /// the message took.
+    ///
+    /// # Errors
+    /// What went wrong with an actor, or with who watches.
+    pub fn after_idling<W>(
+        &mut self,
+        lasting: Duration,
+        watched: impl Fn() -> Result<W>,
+    ) -> Result<([W; 2], Figure)> {
+        self.two.prepare(Job::Await)?;
+        self.first()?.prepare(Job::Stamp)?;
+        self.two.order(Order::Go)?;
+        // What the first message left to do is done.
+        std::thread::sleep(lasting / 4);
+        let before = watched()?;
+        std::thread::sleep(lasting);
+        let after = watched()?;
+        self.first()?.order(Order::Go)?;
+        let way = match self.two.answer(GRACE)? {
+            Answer::Ways(way) => way,
+            other => bail!("a way was expected, not {other:?}"),
+        };
+        match self.first()?.answer(GRACE)? {
+            Answer::Done => {}
+            other => bail!("a sender says {other:?}"),
+        }
+        self.two.stop()?;
+        let first = Figure::times(metric::FIRST, histogram(&way)?);
+        Ok(([before, after], first))
+    }
+
     fn first(&mut self) -> Result<&mut Actor> {
         self.one.first_mut().context("nobody on side one")
     }

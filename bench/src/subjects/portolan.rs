@@ -133,46 +133,16 @@ impl Running<'_> {
 
     /// Nodes with an open port and nothing to do; then a message.
     fn idle(&mut self, lasting: Duration) -> Result<Vec<Figure>> {
-        let Pair { one, two } = self.pair(1, 1)?;
-        let one = one.first_mut().context("nobody on side one")?;
-        two.prepare(Job::Await)?;
-        one.prepare(Job::Stamp)?;
-        two.order(Order::Go)?;
-        // What the first message left to do is done.
-        std::thread::sleep(lasting / 4);
-        let before = self.cpu()?;
-        std::thread::sleep(lasting);
-        let after = self.cpu()?;
-        let Pair { one, two } = self.pair(1, 1)?;
-        let one = one.first_mut().context("nobody on side one")?;
-        one.order(Order::Go)?;
-        let way = match two.answer(GRACE)? {
-            Answer::Ways(way) => way,
-            other => bail!("a way was expected, not {other:?}"),
-        };
-        match one.answer(GRACE)? {
-            Answer::Done => {}
-            other => bail!("a sender says {other:?}"),
-        }
-        two.stop()?;
-        let nodes = self.daemons.len() as f64;
+        self.pair(1, 1)?;
+        let (_, pair) = self.applications.as_mut().context("no applications")?;
+        let daemons = &self.daemons;
+        let ([before, after], first) = pair.after_idling(lasting, || cpu(daemons))?;
+        let nodes = daemons.len() as f64;
         let share = (after - before) as f64 / nanoseconds(lasting) as f64 / nodes;
         Ok(vec![
             Figure::number(metric::IDLE_CPU, share, unit::ONE),
-            Figure::times(metric::FIRST, histogram(&way)?),
+            first,
         ])
-    }
-
-    /// Nanoseconds that both daemons have run, all their processes.
-    fn cpu(&self) -> Result<u64> {
-        let mut ns = 0;
-        for daemon in &self.daemons {
-            let supervisor = daemon.pid();
-            for pid in children(supervisor)?.into_iter().chain([supervisor]) {
-                ns += cpu_ns(pid)?;
-            }
-        }
-        Ok(ns)
     }
 
     fn startup(&mut self, lasting: Duration) -> Result<Vec<Figure>> {
@@ -200,6 +170,18 @@ impl Running<'_> {
             .map(|(metric, times)| Ok(Figure::times(metric, histogram(times)?)))
             .collect()
     }
+}
+
+/// Nanoseconds that both daemons have run, all their processes.
+fn cpu(daemons: &[Daemon; 2]) -> Result<u64> {
+    let mut ns = 0;
+    for daemon in daemons {
+        let supervisor = daemon.pid();
+        for pid in children(supervisor)?.into_iter().chain([supervisor]) {
+            ns += cpu_ns(pid)?;
+        }
+    }
+    Ok(ns)
 }
 
 /// Processes whose parent this is.
