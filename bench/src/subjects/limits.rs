@@ -89,7 +89,10 @@ impl Subject for Relay {
                 memory: memory.clone(),
                 form: self.0,
             });
-            let relay = Actor::start(self.name(), scene.actor(side), &relay)?;
+            let mut command = scene.actor(side);
+            // As engines are started.
+            command.env("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
+            let relay = Actor::start(self.name(), command, &relay)?;
             let client = Role::Client(ClientRole { memory });
             let client = Actor::start(self.name(), scene.actor(side), &client)?;
             Ok((descriptor, relay, client))

@@ -89,6 +89,10 @@ pub struct Processes {
     _link_number: Option<OwnedFd>,
 }
 
+/// glibc registers a restartable sequence for each thread (rseq(2)), which the kernel then looks after whenever the thread comes back to its
+/// core. Nothing here uses it, and an engine that shares its core comes back for every message.
+const TUNABLES: (&str, &str) = ("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
+
 /// The environment a child inherits.
 fn kept_environment() -> impl Iterator<Item = (OsString, OsString)> {
     std::env::vars_os().filter(|(name, _)| {
@@ -129,7 +133,9 @@ impl Processes {
         let told = (logging::VARIABLE.into(), logging::level().name().into());
         let said = std::env::var_os(logging::VARIABLE).is_some();
         let told = (!said).then_some(told);
-        let environment = kept_environment().chain(told).map(|(name, value)| {
+        let light = (TUNABLES.0.into(), TUNABLES.1.into());
+        let environment = kept_environment().chain(told).chain([light]);
+        let environment = environment.map(|(name, value)| {
             let bytes = [name.into_vec(), value.into_vec()].join(&b'=');
             CString::new(bytes)
         });
