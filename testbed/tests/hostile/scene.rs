@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use portolan_abi::port::PortGeometry;
 use portolan_testbed::{Daemon, Lab};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::STEP;
 use super::neighbour::{Echo, PingPong};
@@ -36,6 +37,7 @@ pub struct Scene {
 
 impl Scene {
     pub fn set() -> Self {
+        keep_to_two_cores();
         let lab = Lab::builder().name("pthc").build().unwrap();
         let daemons = [1, 2].map(|id| lab.node(id).start_daemon("").unwrap());
         let [one, two] = [daemons[0].socket(), daemons[1].socket()];
@@ -73,6 +75,20 @@ impl Scene {
             watch.assert_unharmed();
         }
     }
+}
+
+/// This thread, and all it starts. With more cores than that it depends on who is put beside whom how fast the bystander is, by a
+/// factor of two, and comparisons of its rate compare that.
+fn keep_to_two_cores() {
+    let allowed = sched_getaffinity(None).unwrap();
+    let mut two = CpuSet::new();
+    for core in (0..CpuSet::MAX_CPU)
+        .filter(|&core| allowed.is_set(core))
+        .take(2)
+    {
+        two.set(core);
+    }
+    sched_setaffinity(None, &two).unwrap();
 }
 
 /// Opens the hostile port. Its predecessor is gone soon, whatever became of it.
