@@ -12,8 +12,8 @@ use serde_json::Value;
 /// Bound on all of it.
 const CAMPAIGN: Duration = Duration::from_secs(120);
 
-/// Runs campaigns; whether they were content, and their report by kind.
-fn campaign(arguments: &[&str]) -> (bool, String, Vec<Value>) {
+/// Runs `portolan-bench faults`; whether it was content, what it said, and its report.
+fn faults(arguments: &[&str]) -> (bool, String, Value) {
     let directory = tempfile::tempdir().unwrap();
     let report = directory.path().join("report.json");
     let mut command = Command::new(env!("CARGO_BIN_EXE_portolan-bench"));
@@ -25,9 +25,15 @@ fn campaign(arguments: &[&str]) -> (bool, String, Vec<Value>) {
     let finished = process::run(&mut command, CAMPAIGN).unwrap();
     let said = format!("{}{}", finished.stdout, finished.stderr);
     let text = std::fs::read_to_string(&report).unwrap_or_else(|e| panic!("{e}: {said}"));
-    let report: Value = serde_json::from_str(&text).unwrap();
+    let report = serde_json::from_str(&text).unwrap();
+    (finished.status.success(), said, report)
+}
+
+/// The same, of its report the campaigns.
+fn campaign(arguments: &[&str]) -> (bool, String, Vec<Value>) {
+    let (content, said, report) = faults(arguments);
     let campaigns = report["campaigns"].as_array().unwrap().clone();
-    (finished.status.success(), said, campaigns)
+    (content, said, campaigns)
 }
 
 // Expect: each fault recovered from, nothing broken, the figures that `docs/faults.md` names.
@@ -74,4 +80,31 @@ fn what_is_not_recovered_fails_the_campaign() {
     assert!(!content, "{said}");
     assert_eq!(campaigns[0]["recovered"], 0, "{said}");
     assert!(said.contains("1 not recovered"), "{said}");
+}
+
+// FTGM's Table 2, without a fault. Expect: each of its figures, of a size that a machine can have: 5 ns to 10 ms of time, a megabyte per second.
+#[test]
+fn what_recovery_costs_is_measured() {
+    let (content, said, report) = faults(&["--cost"]);
+    assert!(content, "{said}");
+    let cost = &report["cost"];
+    for time in [
+        "latency_us",
+        "host_send_us",
+        "host_receive_us",
+        "engine_send_us",
+        "engine_receive_us",
+    ] {
+        let figure = cost[time].as_f64();
+        assert!(
+            figure > Some(0.005) && figure < Some(10_000.0),
+            "{time}: {cost}"
+        );
+    }
+    assert!(cost["bandwidth_mb_s"].as_f64() > Some(1.0), "{cost}");
+    assert!(said.contains("Table 2"), "{said}");
+    assert!(
+        report["campaigns"].as_array().unwrap().is_empty(),
+        "{report}"
+    );
 }

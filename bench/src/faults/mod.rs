@@ -68,6 +68,7 @@ pub fn run(options: &Options) -> Result<()> {
         progress.begin("cost", 1, cost::EXPECTED_S);
         report.set_cost(cost::measure(&setting)?);
         progress.end();
+        report.keep(options.json())?;
     }
     for item in &plan {
         progress.begin(item.name(), item.count(), item.expected_s());
@@ -79,10 +80,7 @@ pub fn run(options: &Options) -> Result<()> {
         };
         println!("{}", report::line(&outcome));
         report.add(outcome);
-        // What is known so far survives whatever comes next.
-        if let Some(path) = options.json() {
-            report.write(path)?;
-        }
+        report.keep(options.json())?;
     }
     print!("\n{}", report.text());
     let complaints = report.complaints();

@@ -46,7 +46,11 @@ impl Report {
         })
     }
 
-    pub fn write(&self, path: &Path) -> Result<()> {
+    /// Writes what is known so far, if somewhere, so that it survives whatever comes next.
+    pub fn keep(&self, path: Option<&Path>) -> Result<()> {
+        let Some(path) = path else {
+            return Ok(());
+        };
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
         }
@@ -73,6 +77,25 @@ impl Report {
     }
 
     pub fn text(&self) -> String {
+        let tables = [
+            self.campaigns(),
+            tables::one(&self.outcomes),
+            self.cost.as_ref().map(tables::two),
+            tables::three(&self.outcomes),
+            tables::gaps(&self.outcomes),
+        ];
+        let mut text = String::new();
+        for table in tables.into_iter().flatten() {
+            text += &format!("{table}\n");
+        }
+        text += &format!("{}\n", machine());
+        text
+    }
+
+    fn campaigns(&self) -> Option<String> {
+        if self.outcomes.is_empty() {
+            return None;
+        }
         let mut rows = vec![
             [
                 "campaign",
@@ -116,19 +139,7 @@ impl Report {
                 outcome.noise.text(),
             ]);
         }
-        let mut text = String::from("Times are p50 / p99 / max.\n\n");
-        text += &table(&rows);
-        let tables = [
-            tables::one(&self.outcomes),
-            self.cost.as_ref().map(tables::two),
-            tables::three(&self.outcomes),
-            tables::gaps(&self.outcomes),
-        ];
-        for table in tables.into_iter().flatten() {
-            text += &format!("\n{table}");
-        }
-        text += &format!("\n{}\n", machine());
-        text
+        Some(format!("Times are p50 / p99 / max.\n\n{}", table(&rows)))
     }
 }
 

@@ -187,6 +187,8 @@ impl Subject for Foreign {
             let mut command = scene.actor(side);
             // UCX writes its log to standard output, where answers go.
             command.env("UCX_LOG_FILE", "stderr");
+            // libfabric leaves a file where it crashes.
+            command.current_dir(meeting.path());
             Actor::start(self.name, command, &role(side)?)
         };
         let two = end(Side::Two)?;

@@ -51,6 +51,7 @@ impl Job {
         fs::set_permissions(&agent, fs::Permissions::from_mode(0o700))?;
         let network = format!("{}/16", scene.node(Side::One).ipv4());
         let mut command = scene.node(Side::One).command("mpirun");
+        command.current_dir(meeting);
         command.args(["--allow-run-as-root", "--bind-to", "none", "--mca", "plm"]);
         command.args(["rsh", "--mca", "plm_rsh_agent"]).arg(&agent);
         for (key, value) in [
