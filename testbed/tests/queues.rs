@@ -93,18 +93,20 @@ fn both_engines_work_at_once() {
     });
 }
 
-/// How the program is on a node's interface, as `ip` says it.
+/// How the program is on a node's interface, as `ip` and `portolan status` say it.
 fn xdp_mode(cluster: &Cluster, node: u16) -> String {
     let node = cluster.lab.node(node);
     let mut link = node.command("ip");
     link.args(["-j", "link", "show", "dev", &node.interface()]);
     let text = portolan_testbed::process::run_ok(&mut link, harness::STEP).unwrap();
     let links: Value = serde_json::from_str(&text).unwrap();
-    match links[0]["xdp"]["mode"].as_u64() {
-        Some(1) => "native".to_owned(),
-        Some(2) => "generic".to_owned(),
+    let mode = match links[0]["xdp"]["mode"].as_u64() {
+        Some(1) => "native",
+        Some(2) => "generic",
         other => panic!("mode {other:?} in {text}"),
-    }
+    };
+    assert_eq!(node.report("status").unwrap()["node"]["xdp"], mode);
+    mode.to_owned()
 }
 
 // veth forgets the queue before generic mode: everything would come to the first engine, and cross.

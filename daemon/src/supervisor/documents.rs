@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::Supervisor;
 use super::config::Config;
+use super::netlink::XdpPlace;
 use super::ports::Phase;
 use crate::engine_link::{Encap, Wait};
 
@@ -51,6 +52,7 @@ impl Supervisor {
                 "mtu": self.interface.mtu(),
                 "mtu_configured": self.mtu,
                 "interface_state": self.interface.state().name(),
+                "xdp": self.interface.xdp().map(XdpPlace::name),
                 "uptime_s": self.started.elapsed().as_secs(),
                 "kernel": self.kernel.describe(),
                 "service_pid": self.service.pid(),

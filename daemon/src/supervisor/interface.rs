@@ -23,7 +23,7 @@
 //! **Rejected.** To go by the messages' contents: two states of truth, and the kernel sends none when an XDP link is detached
 //! (`BPF_LINK_DETACH`), for which the interface is looked at once per second anyway.
 
-use super::netlink::Link;
+use super::netlink::{Link, XdpPlace};
 use super::surroundings::Interface as Facts;
 
 /// Nobody can do with less: what start-up asks for, too.
@@ -91,6 +91,8 @@ pub struct Interface {
     lost: bool,
     /// Sockets can be bound.
     set_up: bool,
+    /// Where our program runs on it.
+    xdp: Option<XdpPlace>,
 }
 
 impl Interface {
@@ -104,6 +106,7 @@ impl Interface {
             mtu: longest,
             lost: false,
             set_up: true,
+            xdp: None,
         }
     }
 
@@ -115,6 +118,11 @@ impl Interface {
     /// The MTU engines are told.
     pub fn mtu(&self) -> u16 {
         self.mtu
+    }
+
+    /// Where our program runs, if it does.
+    pub fn xdp(&self) -> Option<XdpPlace> {
+        self.xdp
     }
 
     /// Is nothing bound to it?
@@ -140,6 +148,7 @@ impl Interface {
     /// Judges a look: the state, and what is to be done now.
     pub fn judge(&mut self, look: &Look) -> Vec<Todo> {
         self.lost |= look.removed;
+        self.xdp = None;
         let Some(link) = look.link else {
             self.lost = true;
             self.set_up = false;
@@ -167,6 +176,8 @@ impl Interface {
         let mut todo = Vec::new();
         if stripped {
             todo.push(Todo::Attach);
+        } else {
+            self.xdp = link.xdp;
         }
         let mtu = self.bounded(link.mtu);
         if mtu != self.mtu && carries {
@@ -205,6 +216,7 @@ mod tests {
         up: true,
         carrier: true,
         program: Some(3),
+        xdp: Some(XdpPlace::Native),
         veth: false,
     };
     const FINE: Look = Look {
@@ -285,6 +297,7 @@ mod tests {
     #[test]
     fn a_program_that_is_off_is_put_on_again() {
         let mut interface = interface();
+        assert_eq!(judged(&mut interface, FINE), (State::Up, vec![]));
         for attached in [0, 8] {
             let look = Look {
                 attached_to: Some(attached),
@@ -292,12 +305,15 @@ mod tests {
             };
             let expected = (State::Stripped, vec![Todo::Attach]);
             assert_eq!(judged(&mut interface, look), expected);
+            // What runs there is not ours.
+            assert_eq!(interface.xdp(), None);
         }
         let unknown = Look {
             attached_to: None,
             ..FINE
         };
         assert_eq!(judged(&mut interface, unknown), (State::Up, vec![]));
+        assert_eq!(interface.xdp(), Some(XdpPlace::Native));
     }
 
     // Gone, and back with another index, MAC and MTU: first down, then up. Expect: gone until everything is made anew, which is asked for
@@ -310,8 +326,10 @@ mod tests {
             attached_to: Some(0),
             removed: true,
         };
+        assert_eq!(judged(&mut interface, FINE), (State::Up, vec![]));
         assert_eq!(judged(&mut interface, none), (State::Gone, vec![]));
         assert!(interface.is_gone() && !interface.takes_sockets());
+        assert_eq!(interface.xdp(), None);
         let mut link = Link {
             index: 9,
             mac: [2, 0, 0, 0, 0, 9],

@@ -10,7 +10,7 @@ use netlink_packet_core::{
 };
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::link::{
-    InfoKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage, LinkXdp,
+    InfoKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage, LinkXdp, XdpAttached,
 };
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
@@ -40,8 +40,41 @@ pub struct Link {
     pub carrier: bool,
     /// The id of the XDP program on it.
     pub program: Option<u32>,
+    /// Where that program runs.
+    pub xdp: Option<XdpPlace>,
     /// It is one end of a veth pair.
     pub veth: bool,
+}
+
+/// Where a link's XDP program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XdpPlace {
+    /// In the driver.
+    Native,
+    /// In the stack, which made an skb of the frame.
+    Generic,
+    /// On the device.
+    Offloaded,
+}
+
+impl XdpPlace {
+    /// As in `[network] xdp`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Generic => "generic",
+            Self::Offloaded => "offloaded",
+        }
+    }
+
+    fn of(attached: &XdpAttached) -> Option<Self> {
+        match attached {
+            XdpAttached::Driver => Some(Self::Native),
+            XdpAttached::SocketBuffer => Some(Self::Generic),
+            XdpAttached::Hardware => Some(Self::Offloaded),
+            _ => None,
+        }
+    }
 }
 
 /// That something about a link is not as before.
@@ -409,6 +442,7 @@ pub fn link(name: &str) -> io::Result<Option<Link>> {
             up: link.header.flags.contains(LinkFlags::Up),
             carrier: link.header.flags.contains(LinkFlags::LowerUp),
             program: None,
+            xdp: None,
             veth: false,
         };
         let mut ours = false;
@@ -418,10 +452,13 @@ pub fn link(name: &str) -> io::Result<Option<Link>> {
                 LinkAttribute::IfName(text) => ours = text == name,
                 LinkAttribute::Mtu(mtu) => found.mtu = *mtu,
                 LinkAttribute::Xdp(facts) => {
-                    found.program = facts.iter().find_map(|fact| match fact {
-                        LinkXdp::ProgId(id) if *id != 0 => Some(*id),
-                        _ => None,
-                    });
+                    for fact in facts {
+                        match fact {
+                            LinkXdp::ProgId(id) => found.program = Some(*id).filter(|id| *id > 0),
+                            LinkXdp::Attached(attached) => found.xdp = XdpPlace::of(attached),
+                            _ => {}
+                        }
+                    }
                 }
                 LinkAttribute::LinkInfo(facts) => {
                     found.veth = facts.contains(&LinkInfo::Kind(InfoKind::Veth));
