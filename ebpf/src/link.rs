@@ -26,6 +26,16 @@ pub enum AttachMode {
     Generic,
 }
 
+impl AttachMode {
+    /// For people and scripts; as in the daemon's `[network] xdp`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Generic => "generic",
+        }
+    }
+}
+
 /// The part of `union bpf_attr` that `BPF_LINK_CREATE` reads; the kernel takes what is missing at
 /// the end for zero.
 #[repr(C)]

@@ -2,13 +2,13 @@
 
 use netlink_packet_core::NLM_F_DUMP;
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::link::{
-    LinkAttribute, LinkFlags, LinkInfo, LinkMessage, LinkXdp, XdpAttached,
-};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
+
+use portolan_ebpf::AttachMode;
 
 use super::Findings;
 use super::daemon::Running;
-use crate::supervisor::netlink::Netlink;
+use crate::supervisor::netlink::{self, Netlink};
 
 /// Names of our program, with and without frames of several buffers.
 const OUR_PROGRAMS: [&str; 2] = ["steer", "steer_linear"];
@@ -53,13 +53,8 @@ fn facts(link: LinkMessage) -> LinkFacts {
                 }
             }
             LinkAttribute::Xdp(facts) => {
-                for fact in facts {
-                    match fact {
-                        LinkXdp::ProgId(id) => found.program = Some(id).filter(|id| *id > 0),
-                        LinkXdp::Attached(XdpAttached::SocketBuffer) => found.generic = true,
-                        _ => {}
-                    }
-                }
+                let (program, mode) = netlink::xdp(&facts);
+                (found.program, found.generic) = (program, mode == Some(AttachMode::Generic));
             }
             _ => {}
         }

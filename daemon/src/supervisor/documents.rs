@@ -4,12 +4,12 @@ use std::sync::atomic::Ordering;
 
 use portolan_abi::ledger::unpair;
 use portolan_abi::port::PortGeometry;
+use portolan_ebpf::AttachMode;
 use portolan_transport::policy::{Ack, AckRule, OnTimeout, Order, Profile, Recovery};
 use serde_json::{Value, json};
 
 use super::Supervisor;
 use super::config::Config;
-use super::netlink::XdpPlace;
 use super::ports::Phase;
 use crate::engine_link::{Encap, Wait};
 
@@ -52,7 +52,7 @@ impl Supervisor {
                 "mtu": self.interface.mtu(),
                 "mtu_configured": self.mtu,
                 "interface_state": self.interface.state().name(),
-                "xdp": self.interface.xdp().map(XdpPlace::name),
+                "xdp": self.interface.xdp().map(AttachMode::name),
                 "uptime_s": self.started.elapsed().as_secs(),
                 "kernel": self.kernel.describe(),
                 "service_pid": self.service.pid(),

@@ -23,7 +23,9 @@
 //! **Rejected.** To go by the messages' contents: two states of truth, and the kernel sends none when an XDP link is detached
 //! (`BPF_LINK_DETACH`), for which the interface is looked at once per second anyway.
 
-use super::netlink::{Link, XdpPlace};
+use portolan_ebpf::AttachMode;
+
+use super::netlink::Link;
 use super::surroundings::Interface as Facts;
 
 /// Nobody can do with less: what start-up asks for, too.
@@ -92,7 +94,7 @@ pub struct Interface {
     /// Sockets can be bound.
     set_up: bool,
     /// Where our program runs on it.
-    xdp: Option<XdpPlace>,
+    xdp: Option<AttachMode>,
 }
 
 impl Interface {
@@ -121,7 +123,7 @@ impl Interface {
     }
 
     /// Where our program runs, if it does.
-    pub fn xdp(&self) -> Option<XdpPlace> {
+    pub fn xdp(&self) -> Option<AttachMode> {
         self.xdp
     }
 
@@ -216,7 +218,7 @@ mod tests {
         up: true,
         carrier: true,
         program: Some(3),
-        xdp: Some(XdpPlace::Native),
+        xdp: Some(AttachMode::Native),
         veth: false,
     };
     const FINE: Look = Look {
@@ -313,7 +315,7 @@ mod tests {
             ..FINE
         };
         assert_eq!(judged(&mut interface, unknown), (State::Up, vec![]));
-        assert_eq!(interface.xdp(), Some(XdpPlace::Native));
+        assert_eq!(interface.xdp(), Some(AttachMode::Native));
     }
 
     // Gone, and back with another index, MAC and MTU: first down, then up. Expect: gone until everything is made anew, which is asked for

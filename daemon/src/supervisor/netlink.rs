@@ -18,6 +18,7 @@ use netlink_packet_route::neighbour::{
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteVia};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use portolan_ebpf::AttachMode;
 
 /// Larger than any packet the kernel makes for a dump.
 const BUFFER: usize = 64 * 1024;
@@ -41,40 +42,23 @@ pub struct Link {
     /// The id of the XDP program on it.
     pub program: Option<u32>,
     /// Where that program runs.
-    pub xdp: Option<XdpPlace>,
+    pub xdp: Option<AttachMode>,
     /// It is one end of a veth pair.
     pub veth: bool,
 }
 
-/// Where a link's XDP program runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum XdpPlace {
-    /// In the driver.
-    Native,
-    /// In the stack, which made an skb of the frame.
-    Generic,
-    /// On the device.
-    Offloaded,
-}
-
-impl XdpPlace {
-    /// As in `[network] xdp`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Native => "native",
-            Self::Generic => "generic",
-            Self::Offloaded => "offloaded",
+/// The id of a link's XDP program and where it runs; no mode for one on the device itself, where ours never is.
+pub fn xdp(facts: &[LinkXdp]) -> (Option<u32>, Option<AttachMode>) {
+    let (mut program, mut mode) = (None, None);
+    for fact in facts {
+        match fact {
+            LinkXdp::ProgId(id) => program = Some(*id).filter(|id| *id > 0),
+            LinkXdp::Attached(XdpAttached::Driver) => mode = Some(AttachMode::Native),
+            LinkXdp::Attached(XdpAttached::SocketBuffer) => mode = Some(AttachMode::Generic),
+            _ => {}
         }
     }
-
-    fn of(attached: &XdpAttached) -> Option<Self> {
-        match attached {
-            XdpAttached::Driver => Some(Self::Native),
-            XdpAttached::SocketBuffer => Some(Self::Generic),
-            XdpAttached::Hardware => Some(Self::Offloaded),
-            _ => None,
-        }
-    }
+    (program, mode)
 }
 
 /// That something about a link is not as before.
@@ -451,15 +435,7 @@ pub fn link(name: &str) -> io::Result<Option<Link>> {
                 // It may be found by another of its names.
                 LinkAttribute::IfName(text) => ours = text == name,
                 LinkAttribute::Mtu(mtu) => found.mtu = *mtu,
-                LinkAttribute::Xdp(facts) => {
-                    for fact in facts {
-                        match fact {
-                            LinkXdp::ProgId(id) => found.program = Some(*id).filter(|id| *id > 0),
-                            LinkXdp::Attached(attached) => found.xdp = XdpPlace::of(attached),
-                            _ => {}
-                        }
-                    }
-                }
+                LinkAttribute::Xdp(facts) => (found.program, found.xdp) = xdp(facts),
                 LinkAttribute::LinkInfo(facts) => {
                     found.veth = facts.contains(&LinkInfo::Kind(InfoKind::Veth));
                 }
