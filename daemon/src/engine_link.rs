@@ -39,7 +39,7 @@ pub enum Encap {
 pub enum Wait {
     /// Spin.
     Busy,
-    /// Spin, giving the core away after a delivery and after twelve empty loops.
+    /// Spin, giving the core away after a delivery, and else the less often the less that brought.
     Yield,
     /// Spin for a while, then sleep on the doorbells.
     Adaptive,

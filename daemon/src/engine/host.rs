@@ -38,7 +38,7 @@ pub struct EngineHost {
     pub now: Nanos,
     /// How long sends took.
     pub latencies: Latencies,
-    /// A message was committed in this round.
+    /// An application was given a message, or the end of a send, in this round.
     pub delivered: bool,
     /// The token the last engine died of.
     suspect: Suspect,
@@ -332,6 +332,7 @@ impl Host for EngineHost {
             let end = commit::outcome(status);
             commit::complete(ledger, port, send.slot, send.generation, end);
             port.forget_sending(send.slot);
+            self.delivered = true;
         }
     }
 

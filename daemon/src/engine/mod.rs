@@ -22,7 +22,7 @@
 //! | `control.rs` | the link to the supervisor |
 //! | `suspect.rs` | frames and tokens that kill |
 //! | `wedge.rs` | a queue that stands still |
-//! | `wait.rs` | waiting without work |
+//! | `wait.rs`, `patience.rs` | waiting without work; when the core is given away |
 //! | `sandbox.rs` | what may be asked of the kernel |
 //! | `counters.rs`, `latency.rs` | what is counted |
 //! | `tap.rs` | copies of frames, for who captures them |
@@ -46,6 +46,7 @@ mod host;
 pub mod latency;
 mod ledger_facts;
 mod path;
+mod patience;
 mod port_table;
 mod ports;
 mod questions;
@@ -168,7 +169,8 @@ impl Engine {
         self.path.host.now = now;
         let mut worked = self.path.receive(now);
         worked |= self.path.drain_crossings(now);
-        worked |= self.serve_ports(now, link);
+        let tokens = self.serve_ports(now, link);
+        worked |= tokens;
         worked |= self.path.timers(now);
         worked |= self.path.transmit(now);
         self.path.kick(now);
@@ -193,7 +195,7 @@ impl Engine {
         }
         let delivered = std::mem::take(&mut self.path.host.delivered);
         let worked = worked || self.path.blocked;
-        match self.waiter.after_loop(worked, delivered, now) {
+        match self.waiter.after_loop(worked, tokens, delivered, now) {
             Next::Loop => {}
             Next::Sleep => self.sleep(now)?,
         }

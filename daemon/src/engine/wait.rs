@@ -1,8 +1,6 @@
 //! What an engine does when there is nothing to do.
 //!
-//! `busy` spins; `yield` gives its core away after twelve empty loops in a row, and after the first one when a message was
-//! delivered; `adaptive` does so for a while and then sleeps on its
-//! doorbells.
+//! `busy` spins; `yield` gives its core away now and then ([`super::patience`]); `adaptive` does so for a while and then sleeps on its doorbells.
 //! Before it sleeps, the engine says so in the heartbeat (with the time until which), in every port and in every crossing ring, and
 //! then looks at all rings once more ([`portolan_abi::doorbell`]): whoever produces after that look rings.
 //!
@@ -22,12 +20,9 @@ use rustix::io::Errno;
 
 use portolan_transport::ident::Nanos;
 
+use super::patience::Patience;
 use crate::engine_link::Wait;
 
-/// Empty loops in a row before the core is given away. To give it away and get it back costs many of them, and what comes from the wire
-/// meanwhile is seen by nobody. An application that was given a message gets the core at once, whatever this is; with that, one way of 64 bytes
-/// between shared cores takes 5 to 7 % less with twelve than with three, and 2 % less with 32 (EPYC guest).
-const LOOKS: u32 = 12;
 /// How long `adaptive` spins before it sleeps.
 const SPIN_NS: Nanos = 50_000;
 /// Longest sleep.
@@ -50,10 +45,7 @@ pub struct Waiter {
     mode: Wait,
     epoll: OwnedFd,
     idle_since: Option<Nanos>,
-    /// Empty loops since there was work or the core was given away.
-    empty: u32,
-    /// An application was given a message since the core was given away.
-    delivered: bool,
+    patience: Patience,
 }
 
 impl Waiter {
@@ -63,8 +55,7 @@ impl Waiter {
             mode,
             epoll: epoll::create(CreateFlags::CLOEXEC)?,
             idle_since: None,
-            empty: 0,
-            delivered: false,
+            patience: Patience::new(),
         })
     }
 
@@ -99,35 +90,30 @@ impl Waiter {
         self.idle_since = None;
     }
 
-    /// After a loop that found work or did not, and gave an application a message or did not.
-    pub fn after_loop(&mut self, worked: bool, delivered: bool, now: Nanos) -> Next {
-        self.delivered |= delivered;
-        if worked {
-            self.idle_since = None;
-            self.empty = 0;
+    /// After a loop that found work or did not, tokens of an application or none, and gave one an event or did not.
+    pub fn after_loop(&mut self, worked: bool, tokens: bool, delivered: bool, now: Nanos) -> Next {
+        if self.mode == Wait::Busy {
+            if !worked {
+                std::hint::spin_loop();
+            }
             return Next::Loop;
         }
-        match self.mode {
-            Wait::Busy => std::hint::spin_loop(),
-            Wait::Yield => self.give_way(),
-            Wait::Adaptive => {
-                let since = *self.idle_since.get_or_insert(now);
-                if now.saturating_sub(since) >= SPIN_NS {
-                    return Next::Sleep;
-                }
-                self.give_way();
+        let gives_way = self.patience.ends(worked, tokens, delivered);
+        if worked {
+            self.idle_since = None;
+            return Next::Loop;
+        }
+        if self.mode == Wait::Adaptive {
+            let since = *self.idle_since.get_or_insert(now);
+            if now.saturating_sub(since) >= SPIN_NS {
+                self.patience.forget();
+                return Next::Sleep;
             }
         }
-        Next::Loop
-    }
-
-    /// Gives the core away, if it was looked often enough, or if an application on this core may want it for what it was given.
-    fn give_way(&mut self) {
-        self.empty += 1;
-        if self.empty >= LOOKS || self.delivered {
-            (self.empty, self.delivered) = (0, false);
+        if gives_way {
             rustix::thread::sched_yield();
         }
+        Next::Loop
     }
 
     /// Sleeps until something happens, here or at the socket, or for so long. True if the link has something.
