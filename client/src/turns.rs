@@ -12,6 +12,10 @@
 //! polled beside its engine waited for as many empty loops of it: 8.3 us for one way of 64 bytes instead of 6.4. So threads that
 //! open a port and do not wait spinning take turns as short as their engine's.
 
+mod patience;
+
+pub use patience::Patience;
+
 /// The kernel's least (`sysctl_sched_base_slice` is ten times that and more).
 const SHORT_NS: u64 = 100_000;
 

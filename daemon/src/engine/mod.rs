@@ -22,7 +22,7 @@
 //! | `control.rs` | the link to the supervisor |
 //! | `suspect.rs` | frames and tokens that kill |
 //! | `wedge.rs` | a queue that stands still |
-//! | `wait.rs`, `patience.rs` | waiting without work; when the core is given away |
+//! | `wait.rs` | waiting without work |
 //! | `sandbox.rs` | what may be asked of the kernel |
 //! | `counters.rs`, `latency.rs` | what is counted |
 //! | `tap.rs` | copies of frames, for who captures them |
@@ -46,7 +46,6 @@ mod host;
 pub mod latency;
 mod ledger_facts;
 mod path;
-mod patience;
 mod port_table;
 mod ports;
 mod questions;

@@ -1,4 +1,4 @@
-//! When an engine that finds nothing to do gives its core away.
+//! When who finds nothing to do gives its core away: engines, and the relays they are compared with.
 //!
 //! Problem: an application on the same core can only send once it has the core. But to give it away and get it back costs as much as ten to twenty
 //! looks, and what comes from the wire meanwhile is seen by nobody. How many looks are right depends on what the application does: one
@@ -7,25 +7,25 @@
 //! 4.7 us, with 16 and 20 it took 5.0, with 24 to 40 4.2 to 4.3, with 64 again 4.9, and with 200 4.3, but a third less messages per second
 //! (Xeon guest, both nodes' engines and applications on a core each).
 //!
-//! Idea: ask, and learn from the answer. An application that was given an event has the core at once (also the end of a send: it may wait for the token). Otherwise it is asked for by giving
-//! it away after [`FEWEST`] empty loops; if that brought no token, twice as many are waited for the next time, up to [`MOST`]; if it did,
-//! it is asked soon again.
+//! Idea: ask, and learn from the answer. An application that was given an event has the core at once; the end of a send is one, too, as it may wait
+//! for the token. Otherwise it is asked for by giving it away after a few empty loops; if that brought no token, twice as many are waited for
+//! the next time, up to [`MOST`] times the few; if it did, it is asked soon again.
 //!
-//! Rejected: a fixed number, and a fixed time (above); to keep the core for a round trip (that of the other end's application is not known
-//! before it answers); not to give it away at all (a spinning application would starve until the scheduler's tick).
+//! Rejected: a fixed number (above); to keep the core for a round trip (that of the other end's application is not known before it answers);
+//! not to give it away at all (a spinning application would starve until the scheduler's tick).
 
-/// Empty loops in a row before the core is given away, if that was worth it the last time: some 1.5 us.
-const FEWEST: u32 = 12;
-/// The same if it was not for long: some 20 us, which is what an application that spins beside its engine may wait with its first message.
-const MOST: u32 = 16 * FEWEST;
+/// From the fewest empty loops to the most.
+const MOST: u32 = 16;
 
-/// So many loops with work since the core was given away are a stream, which loses nothing while nobody looks: what comes waits in the ring, and
-/// is taken at once then. Looking all the time even slows it down, as each look takes the ring's index from the core that writes it.
+/// So many loops with work since the core was given away are a stream, in which nothing is lost while nobody looks: what comes waits in the ring, and
+/// is taken at once then. With the patience of an exchange streams were 1 to 4 % slower (Xeon guest, alternating turns); why, is not known.
 const STREAM: u32 = 8;
 
-/// The patience of one engine.
+/// The patience of one thread.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub struct Patience {
+    /// Empty loops in a row before the core is given away, if that was worth it the last time.
+    fewest: u32,
     /// Empty loops since there was work or the core was given away.
     empty: u32,
     /// Loops with work since the core was given away.
@@ -39,11 +39,13 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    pub(super) fn new() -> Self {
+    /// Of who gives its core away after so many empty loops while that pays, and after up to 16 times as many while it does not.
+    pub fn new(fewest: u32) -> Self {
         Self {
+            fewest,
             empty: 0,
             busy: 0,
-            looks: FEWEST,
+            looks: fewest,
             delivered: false,
             asked: false,
         }
@@ -51,24 +53,27 @@ impl Patience {
 
     /// After a loop that found work or did not, tokens of an application or none, and gave one an event or did not: is the core to be given
     /// away now?
-    pub(super) fn ends(&mut self, worked: bool, tokens: bool, delivered: bool) -> bool {
+    #[inline]
+    pub fn ends(&mut self, worked: bool, tokens: bool, delivered: bool) -> bool {
         if std::mem::take(&mut self.asked) {
             self.looks = if tokens {
-                FEWEST
+                self.fewest
             } else {
-                (2 * self.looks).min(MOST)
+                let most = self.fewest.saturating_mul(MOST);
+                self.looks.saturating_mul(2).min(most)
             };
         }
         self.delivered |= delivered;
         if worked {
             self.empty = 0;
-            self.busy += 1;
+            // Who never comes to an end of its work counts for ever.
+            self.busy = self.busy.saturating_add(1);
             if self.busy > STREAM {
-                self.looks = FEWEST;
+                self.looks = self.fewest;
             }
             return false;
         }
-        self.empty += 1;
+        self.empty = self.empty.saturating_add(1);
         let ends = self.delivered || self.empty >= self.looks;
         if ends {
             self.asked = !self.delivered;
@@ -78,8 +83,8 @@ impl Patience {
     }
 
     /// There was nothing to do for so long that what was learned is old.
-    pub(super) fn forget(&mut self) {
-        *self = Self::new();
+    pub fn forget(&mut self) {
+        *self = Self::new(self.fewest);
     }
 }
 
@@ -87,12 +92,14 @@ impl Patience {
 mod tests {
     use super::*;
 
+    const FEWEST: u32 = 12;
+
     /// Empty loops until the core is given away.
     fn looks(patience: &mut Patience) -> u32 {
         let mut looks = 1;
         while !patience.ends(false, false, false) {
             looks += 1;
-            assert!(looks <= MOST, "never given away");
+            assert!(looks <= MOST * FEWEST, "never given away");
         }
         looks
     }
@@ -100,7 +107,7 @@ mod tests {
     // Nobody ever has a token. Expect: the core is given away ever more rarely, but not for ever less.
     #[test]
     fn asking_in_vain_is_done_less_and_less() {
-        let mut patience = Patience::new();
+        let mut patience = Patience::new(FEWEST);
         let all: Vec<_> = (0..7).map(|_| looks(&mut patience)).collect();
         assert_eq!(all, [12, 24, 48, 96, 192, 192, 192]);
     }
@@ -108,13 +115,13 @@ mod tests {
     // It was in vain for long, then the core brings a token. Expect: asked soon again; not so for a token that comes later, or for a frame.
     #[test]
     fn a_token_for_the_core_has_it_asked_for_soon_again() {
-        let mut patience = Patience::new();
+        let mut patience = Patience::new(FEWEST);
         for _ in 0..6 {
             looks(&mut patience);
         }
         assert!(!patience.ends(true, false, false));
         assert!(!patience.ends(true, true, false));
-        assert_eq!(looks(&mut patience), MOST);
+        assert_eq!(looks(&mut patience), MOST * FEWEST);
         assert!(!patience.ends(true, true, false));
         assert_eq!(looks(&mut patience), FEWEST);
     }
@@ -123,7 +130,7 @@ mod tests {
     // nothing is concluded from that.
     #[test]
     fn who_was_given_an_event_has_the_core_at_once() {
-        let mut patience = Patience::new();
+        let mut patience = Patience::new(FEWEST);
         for _ in 0..5 {
             assert!(!patience.ends(true, false, true));
             assert!(patience.ends(false, false, false));
@@ -138,7 +145,7 @@ mod tests {
     #[test]
     fn in_a_stream_nothing_is_lost_by_giving_the_core_away() {
         for (busy, expected) in [(STREAM, 2 * FEWEST), (STREAM + 1, FEWEST)] {
-            let mut patience = Patience::new();
+            let mut patience = Patience::new(FEWEST);
             looks(&mut patience);
             assert!(!patience.ends(false, false, false));
             for _ in 0..busy {
@@ -151,10 +158,19 @@ mod tests {
     // It was in vain, then the engine slept. Expect: as in the beginning.
     #[test]
     fn what_was_learned_before_a_sleep_is_forgotten() {
-        let mut patience = Patience::new();
+        let mut patience = Patience::new(FEWEST);
         looks(&mut patience);
         looks(&mut patience);
         patience.forget();
+        assert_eq!(looks(&mut patience), FEWEST);
+    }
+
+    // Work without end. Expect: nothing but that, however long.
+    #[test]
+    fn work_without_end_is_no_trouble() {
+        let mut patience = Patience::new(FEWEST);
+        patience.busy = u32::MAX;
+        assert!(!patience.ends(true, false, false));
         assert_eq!(looks(&mut patience), FEWEST);
     }
 }
