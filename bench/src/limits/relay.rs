@@ -47,14 +47,13 @@ pub fn run(role: &RelayRole, orders: &Orders) -> Result<()> {
         let sent = outward.turn(&mut socket);
         let came = inward.application.has_room()
             && socket.receive(|label, bytes| inward.piece(label, bytes));
-        let gives_way = patience.ends(sent || came, sent, came);
-        if sent || came {
-            continue;
-        }
-        idle = idle.wrapping_add(1);
-        if idle.is_multiple_of(TELL) {
-            let dropped = socket.missed() + inward.wrong;
-            inward.application.tell_dropped(dropped);
+        let gives_way = patience.ends(sent || came, sent, came, false);
+        if !sent && !came {
+            idle = idle.wrapping_add(1);
+            if idle.is_multiple_of(TELL) {
+                let dropped = socket.missed() + inward.wrong;
+                inward.application.tell_dropped(dropped);
+            }
         }
         if gives_way {
             rustix::thread::sched_yield();

@@ -303,6 +303,7 @@ impl Standby {
             _own_wake: self.own_wake,
             next_control: 0,
             next_counters: 0,
+            put_off: false,
         };
         let max_frame = engine.path.encap.max_frame();
         for node in self.reachable.into_iter().filter_map(NodeId::new) {

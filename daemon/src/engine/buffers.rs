@@ -2,8 +2,8 @@
 //!
 //! A message takes the smallest size class that fits at its priority (transport.md §5.4). A class is a power of two: class 0
 //! holds empty buffers, class c those of 2^(c−1) to 2^c − 1 bytes. In the message's own class some buffers may be too short, so that
-//! list is searched; any buffer of a higher class fits, and a bitmap finds the lowest that is not empty. Within a class the oldest
-//! token goes first. Work per claim is bounded by the port's tokens, and constant when a class holds one size, as GM's do.
+//! list is searched; any buffer of a higher class fits, and a bitmap finds the lowest that is not empty. Within a class the newest
+//! token goes first: what application and engine had in hand last is in the caches, and in an exchange that is all that is used, of however many. Work per claim is bounded by the port's tokens, and constant when a class holds one size, as GM's do.
 //!
 //! Everything here is rebuilt from the ledger; nothing here is durable.
 
@@ -34,17 +34,12 @@ struct Buffer {
     next: u32,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct List {
-    first: u32,
-    last: u32,
-}
-
 /// The receive tokens of one port.
 #[derive(Debug)]
 pub struct Buffers {
     slots: Vec<Buffer>,
-    lists: [[List; CLASSES]; 2],
+    /// Per priority and class, the slot of the newest token.
+    firsts: [[u32; CLASSES]; 2],
     /// Bit c: the list of class c is not empty.
     filled: [u64; 2],
 }
@@ -64,15 +59,17 @@ impl Buffers {
             place: Place::Absent,
             next: NONE,
         };
-        let empty = List {
-            first: NONE,
-            last: NONE,
-        };
         Self {
             slots: vec![absent; slots as usize],
-            lists: [[empty; CLASSES]; 2],
+            firsts: [[NONE; CLASSES]; 2],
             filled: [0; 2],
         }
+    }
+
+    /// Whether no message would find one.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.filled == [0; 2]
     }
 
     /// A checked token came in. False if its slot is out already or does not exist.
@@ -92,23 +89,16 @@ impl Buffers {
             place: Place::Offered,
             next: NONE,
         };
-        self.append(slot);
+        self.put(slot);
         true
     }
 
     #[inline]
-    fn append(&mut self, slot: u32) {
+    fn put(&mut self, slot: u32) {
         let buffer = &mut self.slots[slot as usize];
-        buffer.next = NONE;
         let (priority, class) = (usize::from(buffer.priority), class(buffer.len));
-        let list = &mut self.lists[priority][class];
-        let last = list.last;
-        list.last = slot;
-        if last == NONE {
-            list.first = slot;
-        } else {
-            self.slots[last as usize].next = slot;
-        }
+        let first = &mut self.firsts[priority][class];
+        buffer.next = std::mem::replace(first, slot);
         self.filled[priority] |= 1 << class;
     }
 
@@ -122,18 +112,18 @@ impl Buffers {
             return None;
         }
         let lowest = fitting.trailing_zeros() as usize;
-        let slot = self.lists[priority][lowest].first;
+        let slot = self.firsts[priority][lowest];
         if self.slots[slot as usize].len >= len {
             return Some(self.take(priority, lowest, NONE, slot));
         }
         self.claim_behind(priority, fitting, len)
     }
 
-    /// The oldest token of the message's own class is too short for it: another of that class, or of the next that is not empty, where
+    /// The newest token of the message's own class is too short for it: another of that class, or of the next that is not empty, where
     /// any will do.
     fn claim_behind(&mut self, priority: usize, fitting: u64, len: u32) -> Option<(u32, u32)> {
         let own = fitting.trailing_zeros() as usize;
-        let (mut before, mut slot) = (NONE, self.lists[priority][own].first);
+        let (mut before, mut slot) = (NONE, self.firsts[priority][own]);
         // A list is at most as long as the port has tokens.
         while slot != NONE && self.slots[slot as usize].len < len {
             before = slot;
@@ -147,7 +137,7 @@ impl Buffers {
             return None;
         }
         let class = higher.trailing_zeros() as usize;
-        let slot = self.lists[priority][class].first;
+        let slot = self.firsts[priority][class];
         Some(self.take(priority, class, NONE, slot))
     }
 
@@ -157,12 +147,8 @@ impl Buffers {
         let buffer = &mut self.slots[slot as usize];
         buffer.place = Place::Claimed;
         let (next, generation) = (buffer.next, buffer.generation);
-        let list = &mut self.lists[priority][class];
-        if next == NONE {
-            list.last = before;
-        }
         if before == NONE {
-            list.first = next;
+            self.firsts[priority][class] = next;
             if next == NONE {
                 self.filled[priority] &= !(1 << class);
             }
@@ -183,7 +169,7 @@ impl Buffers {
     pub fn release(&mut self, slot: u32, generation: u32) {
         if let Some(buffer) = self.claimed(slot, generation) {
             buffer.place = Place::Offered;
-            self.append(slot);
+            self.put(slot);
         }
     }
 
@@ -228,18 +214,25 @@ mod tests {
     }
 
     #[test]
-    fn a_message_takes_the_smallest_class_that_fits_oldest_first() {
+    fn a_message_takes_the_smallest_class_that_fits_newest_first() {
         let mut buffers = Buffers::new(8);
         for (slot, len) in [(0, 64), (1, 4096), (2, 64), (3, 100), (4, 0)] {
             assert!(buffers.offer(slot, &token(len, 0)));
         }
         // Not this priority.
         assert_eq!(buffers.claim(Priority::High, 1), None);
-        // Class 7 holds 64, 64 and 100 bytes: 65 bytes pass over the first two.
+        // Class 7 holds 64, 64 and 100 bytes: 64 bytes take the newest of them, whatever its length beyond that; 65 pass over what is too short.
+        assert_eq!(buffers.claim(Priority::Low, 64), Some((3, 1)));
+        buffers.release(3, 1);
+        assert_eq!(buffers.claim(Priority::Low, 64), Some((3, 1)));
+        assert_eq!(buffers.claim(Priority::Low, 64), Some((2, 1)));
+        for slot in [3, 2] {
+            buffers.release(slot, 1);
+        }
         assert_eq!(buffers.claim(Priority::Low, 65), Some((3, 1)));
-        assert_eq!(buffers.claim(Priority::Low, 64), Some((0, 1)));
+        assert_eq!(buffers.claim(Priority::Low, 64), Some((2, 1)));
         assert_eq!(buffers.claim(Priority::Low, 0), Some((4, 1)));
-        assert_eq!(buffers.claim(Priority::Low, 0), Some((2, 1)));
+        assert_eq!(buffers.claim(Priority::Low, 0), Some((0, 1)));
         assert_eq!(buffers.claim(Priority::Low, 4097), None);
         assert_eq!(buffers.claim(Priority::Low, 1), Some((1, 1)));
         assert_eq!(buffers.claim(Priority::Low, 0), None);

@@ -83,6 +83,9 @@ const UNMAP_PAGE_NS: Nanos = 100;
 /// How often the counters are copied to the ledger.
 const COUNTERS_EVERY_NS: Nanos = 1_000_000;
 
+/// Looks at the rings alone between two turns without work.
+const LOOKS_PER_TURN: u32 = 6;
+
 /// CLOCK_MONOTONIC in nanoseconds, without a system call.
 fn now() -> Nanos {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -159,6 +162,8 @@ struct Engine {
     _own_wake: OwnedFd,
     next_control: Nanos,
     next_counters: Nanos,
+    /// What is due was put off in the last turn.
+    put_off: bool,
 }
 
 impl Engine {
@@ -170,9 +175,19 @@ impl Engine {
         worked |= self.path.drain_crossings(now);
         let tokens = self.serve_ports(now, link);
         worked |= tokens;
-        worked |= self.path.timers(now);
         worked |= self.path.transmit(now);
         self.path.kick(now);
+        // What follows holds up no frame.
+        if tokens {
+            self.serve_buffers(now);
+        }
+        let delivered = std::mem::take(&mut self.path.host.delivered);
+        let more = delivered && !tokens && (self.path.blocked || self.has_news());
+        // Nor does what is due hold up an application that was given something; but not twice in a row.
+        self.put_off = delivered && !tokens && !more && !self.put_off;
+        if !self.put_off {
+            worked |= self.path.timers(now);
+        }
         self.ring_doorbells(now);
         self.path.wake_neighbours();
         self.beat(worked);
@@ -192,13 +207,28 @@ impl Engine {
                 });
             }
         }
-        let delivered = std::mem::take(&mut self.path.host.delivered);
         let worked = worked || self.path.blocked;
-        match self.waiter.after_loop(worked, tokens, delivered, now) {
-            Next::Loop => {}
+        match (self.waiter).after_loop(worked, tokens, delivered, more, now) {
+            Next::Loop if worked => {}
+            Next::Loop => self.look(),
             Next::Sleep => self.sleep(now)?,
         }
         Ok(true)
+    }
+
+    /// Between two turns without work, looks a few times at nothing but the rings, which takes a tenth of a turn: what comes is seen that much sooner.
+    fn look(&self) {
+        for _ in 0..LOOKS_PER_TURN {
+            if self.has_news() {
+                break;
+            }
+        }
+    }
+
+    /// Whether a frame or a token waits.
+    #[inline]
+    fn has_news(&self) -> bool {
+        self.path.xsk.has_received() || self.path.host.ports.iter().any(ports::Port::has_work)
     }
 
     /// Heartbeat, and the answer to a challenge.

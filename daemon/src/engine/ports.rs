@@ -227,6 +227,12 @@ impl Port {
 
     // ---- send tokens ----
 
+    /// Whether send tokens wait.
+    #[inline]
+    pub(super) fn has_sends(&self) -> bool {
+        self.send_cursor.available(self.send_ring()) != Ok(0)
+    }
+
     /// Send tokens that wait, at most a turn's worth.
     pub(super) fn sends_waiting(&mut self) -> u32 {
         match self.send_cursor.available(self.send_ring()) {
@@ -593,7 +599,6 @@ impl Port {
     /// Is there anything in the rings?
     #[inline]
     pub(super) fn has_work(&self) -> bool {
-        self.send_cursor.available(self.send_ring()) != Ok(0)
-            || self.provide_cursor.available(self.provide_ring()) != Ok(0)
+        self.has_sends() || self.provide_cursor.available(self.provide_ring()) != Ok(0)
     }
 }

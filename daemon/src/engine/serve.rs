@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use portolan_abi::event::{Certainty, Outcome, reason};
+use portolan_abi::ledger::Ledger;
 use portolan_abi::port::CloseReason;
 use portolan_abi::token::Opcode;
 use portolan_transport::Endpoint;
@@ -43,6 +44,9 @@ pub(super) fn hang() -> ! {
 }
 
 /// Takes a bounded number of tokens from a port and does what they ask; true if there were any.
+///
+/// Buffers come first, so that what is sent to this node finds them. But if the port has some left, they are behind its sends, for which somebody may
+/// wait, and [`serve_buffers`] takes them once those have gone.
 #[inline]
 pub(super) fn serve_port(
     now: Nanos,
@@ -69,11 +73,8 @@ fn serve_tokens(
         return false;
     };
     let mut any = false;
-    // Buffers first, so that what is sent to this node finds them.
-    for _ in 0..port.take_provided(ledger) {
-        any = true;
-        counters.receive_tokens += 1;
-        endpoint.buffer_provided(now, PortId(number));
+    if port.buffers.is_empty() || !port.has_sends() {
+        any = take_buffers(now, port, ledger, endpoint, counters);
     }
     ask_those_turned_away(now, port, endpoint);
     let waiting = match port.fault() {
@@ -100,6 +101,37 @@ fn serve_tokens(
         host.finish_token();
     }
     any
+}
+
+/// Takes the buffers that were behind a port's sends.
+#[inline]
+pub(super) fn serve_buffers(
+    now: Nanos,
+    number: u16,
+    host: &mut EngineHost,
+    endpoint: &mut Endpoint,
+    counters: &mut EngineCounters,
+) {
+    let ledger = host.facts.ledger();
+    if let Some(port) = host.ports.get_mut(number) {
+        take_buffers(now, port, ledger, endpoint, counters);
+    }
+}
+
+/// Takes a bounded number of a port's receive tokens; true if there were any.
+fn take_buffers(
+    now: Nanos,
+    port: &mut Port,
+    ledger: Ledger<'_>,
+    endpoint: &mut Endpoint,
+    counters: &mut EngineCounters,
+) -> bool {
+    let taken = port.take_provided(ledger);
+    for _ in 0..taken {
+        counters.receive_tokens += 1;
+        endpoint.buffer_provided(now, PortId(port.number()));
+    }
+    taken > 0
 }
 
 #[inline]
@@ -192,6 +224,17 @@ impl Engine {
             self.close_failed(now, link);
         }
         any
+    }
+
+    /// Takes the buffers that were behind sends.
+    pub(super) fn serve_buffers(&mut self, now: Nanos) {
+        let path = &mut self.path;
+        for nth in 0..path.host.ports.count() {
+            if let Some(number) = path.host.ports.number(nth) {
+                let (host, endpoint) = (&mut path.host, &mut path.endpoint);
+                serve_buffers(now, number, host, endpoint, &mut path.counters);
+            }
+        }
     }
 
     /// Closes the ports whose applications broke the rules, and says so.

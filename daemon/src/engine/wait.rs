@@ -94,20 +94,26 @@ impl Waiter {
         self.idle_since = None;
     }
 
-    /// After a loop that found work or did not, tokens of an application or none, and gave one an event or did not.
-    pub fn after_loop(&mut self, worked: bool, tokens: bool, delivered: bool, now: Nanos) -> Next {
+    /// After a loop that found work or did not, tokens of an application or none, gave one an event or did not, and left something to do or
+    /// nothing.
+    pub fn after_loop(
+        &mut self,
+        worked: bool,
+        tokens: bool,
+        delivered: bool,
+        more: bool,
+        now: Nanos,
+    ) -> Next {
         if self.mode == Wait::Busy {
             if !worked {
                 std::hint::spin_loop();
             }
             return Next::Loop;
         }
-        let gives_way = self.patience.ends(worked, tokens, delivered);
+        let gives_way = self.patience.ends(worked, tokens, delivered, more);
         if worked {
             self.idle_since = None;
-            return Next::Loop;
-        }
-        if self.mode == Wait::Adaptive {
+        } else if self.mode == Wait::Adaptive {
             let since = *self.idle_since.get_or_insert(now);
             if now.saturating_sub(since) >= SPIN_NS {
                 self.patience.forget();

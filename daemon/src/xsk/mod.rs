@@ -102,6 +102,12 @@ pub struct Xsk<'t, D = XskSocket> {
     refill: Vec<u32>,
     /// Chunks that the fill ring is to hold.
     fill_depth: u32,
+    /// It is filled once so many are to be given back.
+    refill_at: u32,
+    /// Chunks taken from the receive ring since it was filled.
+    unfilled: u32,
+    /// Which entry of the fill ring the kernel uses next, and where in a chunk frames begin: a guess.
+    next_filled: (u32, usize),
     /// Transmit slots that are ours.
     free_slots: Vec<u32>,
     /// Per slot, how many of its chunks the kernel has.

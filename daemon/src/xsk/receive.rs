@@ -17,6 +17,8 @@ use super::ownership::{Record, is_published};
 use super::ring::{CONTINUED, Descriptor};
 use super::{Doorbell, Xsk};
 
+/// Chunks that may wait before the fill ring gets them, if it is that much deeper than it need be.
+const REFILL_AT: u32 = 16;
 /// Frames between two releases: few enough that the fill ring does not run dry.
 const BATCH_FRAMES: usize = 32;
 /// Chunks that the fill ring holds at least, if there are so many.
@@ -65,10 +67,14 @@ impl<D: Doorbell> Xsk<'_, D> {
                 outcome.more = available > 0;
                 break;
             }
+            self.ask_for_next();
             let limit = budget.min(outcome.done() + BATCH_FRAMES);
             let taken = self.receive_batch(available, limit, &mut outcome, &mut f);
             self.rx.release(taken);
-            self.publish_refill();
+            self.unfilled += taken;
+            if self.unfilled >= self.refill_at {
+                self.publish_refill();
+            }
             if taken == 0 {
                 break;
             }
@@ -158,6 +164,7 @@ impl<D: Doorbell> Xsk<'_, D> {
             self.counters.rx_bad_frames += 1;
             return false;
         }
+        self.umem.prefetch(segments[0].start);
         // SAFETY: each range lies in a chunk just claimed: the kernel has put it
         // into the receive ring and does not write it until it is in the fill
         // ring again, which is after the slices' last use; receive chunks are
@@ -183,6 +190,9 @@ impl<D: Doorbell> Xsk<'_, D> {
             });
         match chunk {
             Some(chunk) => {
+                if let Some(Record::Fill(index)) = self.table.get(chunk) {
+                    self.next_filled = (index.wrapping_add(1), entry.addr as usize % CHUNK_SIZE);
+                }
                 self.table.note(chunk, Record::Owned);
                 self.refill.push(chunk);
                 true
@@ -194,14 +204,34 @@ impl<D: Doorbell> Xsk<'_, D> {
         }
     }
 
-    /// From now on the fill ring holds so many chunks, or [`FILL_AT_LEAST`], or all there are. Those it holds beyond that leave it as frames come.
+    /// Whether something waits in the receive ring.
+    #[inline]
+    pub fn has_received(&self) -> bool {
+        self.rx.available() != Ok(0)
+    }
+
+    /// Has the lines of the frame that comes next fetched while its descriptor is: the kernel uses chunks in the order of the fill ring, so it is known
+    /// where it will be. Both were written by the core that sent it, and each fetched from there takes as long as a hundred instructions.
+    fn ask_for_next(&self) {
+        let (index, offset) = self.next_filled;
+        self.umem.prefetch(self.fill.entry(index) as usize + offset);
+    }
+
+    /// From now on the fill ring holds so many chunks, or [`FILL_AT_LEAST`], or all there are. Those it holds beyond that leave it as frames come. If there
+    /// are some to spare, a few are gathered before it is filled: to see how far the kernel is takes a line that the core has which sent the last frame.
     pub fn keep_filled(&mut self, chunks: u32) {
-        self.fill_depth = chunks.max(FILL_AT_LEAST);
+        let (chunks, spare) = (chunks.max(FILL_AT_LEAST), REFILL_AT - 1);
+        let some_to_spare = self.layout.rx_chunks() >= chunks.saturating_add(spare);
+        (self.fill_depth, self.refill_at) = match some_to_spare {
+            true => (chunks + spare, REFILL_AT),
+            false => (chunks, 1),
+        };
         self.publish_refill();
     }
 
     /// Gives the receive chunks that are ours to the kernel, as far as the fill ring is to hold them.
     pub(super) fn publish_refill(&mut self) {
+        self.unfilled = 0;
         if self.refill.is_empty() {
             return;
         }

@@ -163,6 +163,11 @@ impl<T: Copy> Producer<T> {
         self.staged
     }
 
+    /// What was staged at an index, or a ring's size before.
+    pub(super) fn entry(&self, index: u32) -> T {
+        self.ring.read(index)
+    }
+
     /// The producer index as the kernel knows it.
     pub(super) fn published(&self) -> u32 {
         self.published

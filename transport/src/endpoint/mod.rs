@@ -9,6 +9,7 @@
 //! | `hello` | how two engines come to know each other, RESET, restarts and takeovers |
 //! | `send_stream`, `submit`, `answers`, `loss`, `settle` | the sending end: state, commands, what receivers answer, what that says is lost, how sends end |
 //! | `receive_stream`, `opening`, `arrival`, `accept`, `commit`, `long_message`, `grants`, `data` | the receiving end: state, streams opening, first chunks, buffers, commits and acknowledgements, ranges, who may send more, DATA |
+//! | `late` | acknowledgements that wait until what came with them is delivered |
 //! | `ports` | ports opening and closing, tokens appearing |
 //! | `transmit`, `turn`, `control` | what goes into the next frame |
 //! | `timeout`, `stream_timeout`, `timers` | deadlines |
@@ -27,6 +28,7 @@ mod data;
 mod grants;
 mod heap;
 mod hello;
+mod late;
 mod long_message;
 mod loss;
 mod opening;
@@ -65,6 +67,7 @@ use crate::wire::{self, Chunk, StreamRef};
 use credit::Shares;
 use grants::Grants;
 use hello::{Resets, truncate};
+use late::Late;
 use long_message::LongMessage;
 use peer::{PeerEntry, Reply};
 use receive_stream::ReceiveStream;
@@ -246,6 +249,8 @@ pub struct Endpoint {
     heard: Option<u32>,
     /// The receiving stream that a frame named last, since ports changed hands: short messages of one stream come by the dozen.
     named: Option<u32>,
+    /// The acknowledgement that came with the messages of the last frame.
+    late: Option<Late>,
     receive: Slab<ReceiveStream>,
     longs: Slab<LongMessage>,
     grants: Grants,
@@ -288,6 +293,7 @@ impl Endpoint {
             receive_index: BTreeMap::new(),
             heard: None,
             named: None,
+            late: None,
             receive: Slab::new(),
             longs: Slab::new(),
             grants: Grants::default(),
@@ -319,6 +325,7 @@ impl Endpoint {
         segments: &[&[u8]],
         host: &mut H,
     ) -> Result<(), FrameError> {
+        self.catch_up(now, host);
         self.grants.tick(now);
         self.counters.frames_received += 1;
         self.counters.bytes_received += segments.iter().map(|s| s.len() as u64).sum::<u64>();
@@ -357,6 +364,21 @@ impl Endpoint {
         self.counters.chunks_unknown += u64::from(frame.unknown_chunks());
         let (mut admitted, mut refused, mut known_chunks) = (None, None, 0);
         let mut chunks = frame.chunks();
+        // Only ever in front of what it would hold up.
+        if let Some((stream, base)) = chunks.ack() {
+            let peer = self
+                .admit(now, from, header, host)
+                .inspect_err(|_| self.counters.chunks_received += 1)?;
+            admitted = Some(peer);
+            (known_chunks, self.counters.chunks_received) = (1, self.counters.chunks_received + 1);
+            self.late = Some(Late {
+                peer,
+                stream,
+                base,
+                came_at: now,
+            });
+        }
+        let mut delivered = 0;
         loop {
             if refused.is_none()
                 && let Some(short) = chunks.short()
@@ -371,10 +393,12 @@ impl Endpoint {
                 let taken = self.commit_short(now, peer, short, &mut chunks, host);
                 self.counters.chunks_received += u64::from(taken);
                 known_chunks += taken;
+                delivered += taken;
             }
             let Some((chunk, view)) = chunks.next() else {
                 break;
             };
+            self.catch_up(now, host);
             self.counters.chunks_received += 1;
             known_chunks += 1;
             match chunk {
@@ -408,6 +432,9 @@ impl Endpoint {
                     self.on_chunk(now, peer, &chunk, &view, host);
                 }
             }
+        }
+        if delivered == 0 {
+            self.catch_up(now, host);
         }
         if known_chunks == 0 {
             self.admit(now, from, header, host)?; // its header says something
@@ -497,7 +524,10 @@ impl Endpoint {
     /// When [`handle_timeout`](Self::handle_timeout) wants to be called next, absolute; due if not after `now`. May be earlier than
     /// anything really happens.
     pub fn poll_timeout(&self) -> Option<Nanos> {
-        self.timers.next()
+        match self.late {
+            Some(late) => Some(late.came_at),
+            None => self.timers.next(),
+        }
     }
 
     /// What happened since the endpoint was made.

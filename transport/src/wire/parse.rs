@@ -12,7 +12,7 @@ use super::codec::{Decoded, decode};
 use super::crc::crc32c_append;
 use super::error::WireError;
 use super::frame::{FRAME_HEADER_LEN, FrameHeader, Parsed};
-use super::plain::plain_eager;
+use super::plain::{plain_ack, plain_eager};
 use crate::policy::AckMode;
 
 /// Up to this length a frame may have bytes after its payloads: Ethernet pads to 60 bytes, and VLAN tags come and go.
@@ -189,6 +189,18 @@ impl<'a> Chunks<'a> {
         self.rest = rest;
         self.payload.advance(view.len());
         view
+    }
+
+    /// Passes over a plain ACK, if that is the next chunk: the stream it names, and the next number it wants.
+    #[inline(always)]
+    pub(crate) fn ack(&mut self) -> Option<(StreamRef, u32)> {
+        if self.left == 0 {
+            return None;
+        }
+        let (stream, base, rest) = plain_ack(self.rest)?;
+        self.left -= 1;
+        self.rest = rest;
+        Some((stream, base))
     }
 
     /// The next chunk, if it is a short message; it stays the next one until [`Self::pass`].

@@ -149,7 +149,19 @@ pub(super) fn plain_eager(area: &[u8]) -> Option<(PlainEager, &[u8])> {
 pub(super) fn plain(area: &[u8]) -> Option<Decoded<'_>> {
     match *area.first()? {
         kind::DATA => plain_data(area),
-        kind::ACK => plain_ack(area),
+        kind::ACK => {
+            let (stream, base, rest) = plain_ack(area)?;
+            let chunk = Chunk::Ack {
+                stream,
+                base,
+                received: Received::default(),
+            };
+            Some(Decoded {
+                chunk: Some(chunk),
+                payload: None,
+                rest,
+            })
+        }
         _ => None,
     }
 }
@@ -187,24 +199,16 @@ fn plain_data(area: &[u8]) -> Option<Decoded<'_>> {
     })
 }
 
-#[inline]
-fn plain_ack(area: &[u8]) -> Option<Decoded<'_>> {
+/// The plain ACK at the start of `area`: the stream it names, its base, and what follows it.
+#[inline(always)]
+pub(super) fn plain_ack(area: &[u8]) -> Option<(StreamRef, u32, &[u8])> {
     let (h, rest) = area.split_first_chunk::<PLAIN_ACK_LEN>()?;
     let word = |at: usize| u32::from_be_bytes([h[at], h[at + 1], h[at + 2], h[at + 3]]);
-    let stream = stream(word(4), word(8), h[1])?;
     if word(0) & PLAIN_EAGER_MASK != PLAIN_ACK {
         return None;
     }
-    let chunk = Chunk::Ack {
-        stream,
-        base: word(12),
-        received: Received::default(),
-    };
-    Some(Decoded {
-        chunk: Some(chunk),
-        payload: None,
-        rest,
-    })
+    let stream = stream(word(4), word(8), h[1])?;
+    Some((stream, word(12), rest))
 }
 
 /// A stream's name by its words; `None` if there are no such ports.

@@ -3,6 +3,7 @@
 
 #![allow(clippy::expect_used)]
 
+mod late;
 mod lies;
 mod peers;
 mod profiles;

@@ -104,7 +104,6 @@ impl Engine {
             }
         }
         worked |= self.serve(now);
-        worked |= self.timers(now);
         for _ in 0..FRAMES_PER_TURN {
             let mut room = std::mem::take(&mut self.scratch);
             let len = self.speak(now, &mut room);
@@ -117,6 +116,8 @@ impl Engine {
             }
             worked = true;
         }
+        self.serve_buffers(now);
+        worked |= self.timers(now);
         self.ring();
         worked
     }
@@ -133,6 +134,13 @@ impl Engine {
     pub fn serve(&mut self, now: Nanos) -> bool {
         let (host, endpoint) = (&mut self.host, &mut self.endpoint);
         serve::serve_port(now, PORT, host, endpoint, &mut self.counters)
+    }
+
+    /// Takes the buffers that were behind sends.
+    #[inline]
+    pub fn serve_buffers(&mut self, now: Nanos) {
+        let (host, endpoint) = (&mut self.host, &mut self.endpoint);
+        serve::serve_buffers(now, PORT, host, endpoint, &mut self.counters);
     }
 
     /// Does what is due; true if anything was.

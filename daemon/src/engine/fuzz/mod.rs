@@ -341,6 +341,7 @@ impl Running {
         for nth in 0..host.ports.count() {
             if let Some(number) = host.ports.number(nth) {
                 serve::serve_port(now, number, host, endpoint, counters);
+                serve::serve_buffers(now, number, host, endpoint, counters);
             }
         }
         if endpoint.poll_timeout().is_some_and(|at| at <= now) {

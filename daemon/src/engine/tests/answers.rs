@@ -1,10 +1,10 @@
-//! Answers to questions, as tokens.
+//! Answers to questions, as tokens; tokens' turns.
 
 use portolan_abi::token::Verdict as Wanted;
 use portolan_transport::Endpoint;
 use portolan_transport::endpoint::Config;
-use portolan_transport::host::Verdict;
-use portolan_transport::ident::NodeId;
+use portolan_transport::host::{Host, Verdict};
+use portolan_transport::ident::{NodeId, PortId, Priority};
 use portolan_transport::policy::Policy;
 
 use super::super::counters::EngineCounters;
@@ -12,11 +12,8 @@ use super::super::{restore, serve};
 use super::PORT;
 use super::questions::Scene;
 
-// Answers as an application gives them: one that nobody asked for, and one to an open question. Expect: the first ignored, the second taken,
-// each counted, and both tokens come back.
-#[test]
-fn answers_to_no_question_are_counted() {
-    let mut scene = Scene::new();
+/// The transport of the scene's engine.
+fn endpoint(scene: &mut Scene) -> Endpoint {
     let durable = restore::durable(&mut scene.host);
     let config = Config {
         node: NodeId(1),
@@ -31,7 +28,15 @@ fn answers_to_no_question_are_counted() {
         first_number: 0,
         policy: Policy::default(),
     };
-    let mut endpoint = Endpoint::restore(config, 1, &durable);
+    Endpoint::restore(config, 1, &durable)
+}
+
+// Answers as an application gives them: one that nobody asked for, and one to an open question. Expect: the first ignored, the second taken,
+// each counted, and both tokens come back.
+#[test]
+fn answers_to_no_question_are_counted() {
+    let mut scene = Scene::new();
+    let mut endpoint = endpoint(&mut scene);
     let mut counters = EngineCounters::default();
     let answer = scene.answered(5, Wanted::Shorten, 7);
     for (slot, answers, ignored) in [(0, 0, 1), (1, 1, 1)] {
@@ -54,4 +59,36 @@ fn answers_to_no_question_are_counted() {
     }
     scene.application.take_events();
     assert_eq!(scene.application.slots.map(|(_, out)| out), [false; 2]);
+}
+
+// A buffer and an order in one turn. Expect: the buffer first while there is no other, so that what is sent to this node finds it; else behind the order,
+// once that has been carried out; without an order at once.
+#[test]
+fn buffers_are_behind_orders_while_there_are_others() {
+    let mut scene = Scene::new();
+    let mut endpoint = endpoint(&mut scene);
+    let mut counters = EngineCounters::default();
+    let answer = scene.answered(5, Wanted::Shorten, 7);
+    let mut serve = |scene: &mut Scene, later: bool| {
+        let host = &mut scene.host;
+        if later {
+            serve::serve_buffers(1, PORT, host, &mut endpoint, &mut counters);
+        } else {
+            serve::serve_port(1, PORT, host, &mut endpoint, &mut counters);
+        }
+        (counters.receive_tokens, counters.answers_ignored)
+    };
+    scene.application.provide(0, 1);
+    scene.application.push(0, &answer);
+    assert_eq!(serve(&mut scene, false), (1, 1));
+    scene.application.provide(1, 1);
+    scene.application.push(1, &answer);
+    assert_eq!(serve(&mut scene, false), (1, 2));
+    assert_eq!(serve(&mut scene, true), (2, 2));
+    assert_eq!(serve(&mut scene, true), (2, 2));
+    let claimed = scene.host.claim(PortId(PORT), Priority::Low, 1);
+    let slot = claimed.unwrap().slot;
+    assert!(scene.host.port(PORT).buffers.consume(slot, 1));
+    scene.application.provide(slot, 2);
+    assert_eq!(serve(&mut scene, false), (3, 2));
 }

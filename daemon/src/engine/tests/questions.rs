@@ -71,20 +71,7 @@ impl Application {
         self.take_events();
         if !self.buffer.1 {
             self.buffer = (self.buffer.0 + 1, true);
-            let entry = TokenRef {
-                slot: 0,
-                generation: self.buffer.0,
-            };
-            let token = ReceiveToken {
-                generation: entry.generation,
-                priority: 0,
-                arena_offset: 0,
-                len: TOTAL,
-            };
-            token.store(&self.client.receive_slots()[0]);
-            let ring = self.client.provide_ring(&self.engine);
-            self.provides.stage(ring, &[entry.encode()]);
-            self.provides.publish(ring);
+            self.provide(0, self.buffer.0);
         }
         for slot in 0..2 {
             if !self.slots[slot].1
@@ -93,6 +80,20 @@ impl Application {
                 self.push(slot as u32, &answer);
             }
         }
+    }
+
+    pub(super) fn provide(&mut self, slot: u32, generation: u32) {
+        let token = ReceiveToken {
+            generation,
+            priority: 0,
+            arena_offset: 0,
+            len: TOTAL,
+        };
+        token.store(&self.client.receive_slots()[slot as usize]);
+        let ring = self.client.provide_ring(&self.engine);
+        self.provides
+            .stage(ring, &[TokenRef { slot, generation }.encode()]);
+        self.provides.publish(ring);
     }
 
     pub(super) fn push(&mut self, slot: u32, answer: &AnswerToken) {

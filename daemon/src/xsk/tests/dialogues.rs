@@ -448,14 +448,20 @@ fn every_counter_has_a_name_and_a_help_text() {
 }
 
 // More chunks than the fill ring is to hold; then it is to hold more, then fewer again. Expect: as many as asked for, at least the least, never more than
-// there are; those beyond are used up as frames come, and none is lost.
+// there are, and, where there are so many, 15 more, so that it need be filled at each sixteenth frame only; those beyond are used up as frames come, and
+// none is lost. It never holds fewer than asked for.
 #[test]
 fn the_fill_ring_is_as_deep_as_it_is_to_be() {
     let socket = FakeSocket::new(UmemLayout::new(4_096, 4, 1_514).unwrap(), 0);
     let mut xsk = socket.adopt().unwrap();
     let filled = || socket.kernel.borrow().fill.entries().len();
     assert_eq!(filled(), 1_024);
-    for (asked, held) in [(1, 1_024), (3_000, 3_000), (u32::MAX, 4_096)] {
+    for (asked, held) in [
+        (1, 1_039),
+        (3_000, 3_015),
+        (4_081, 4_096),
+        (u32::MAX, 4_096),
+    ] {
         xsk.keep_filled(asked);
         assert_eq!(filled(), held);
         xsk.check_consistency().unwrap();
@@ -465,6 +471,23 @@ fn the_fill_ring_is_as_deep_as_it_is_to_be() {
         deliver(&socket, 1);
         assert_eq!(xsk.receive(1, |_| ()).frames, 1);
     }
-    assert_eq!(filled(), 1_024);
+    let mut fills = 0;
+    let mut before = filled();
+    for _ in 0..160 {
+        deliver(&socket, 1);
+        assert_eq!(xsk.receive(1, |_| ()).frames, 1);
+        assert!((1_024..=1_039).contains(&filled()), "{}", filled());
+        fills += u32::from(filled() >= before);
+        before = filled();
+    }
+    assert_eq!(fills, 10);
+    xsk.check_consistency().unwrap();
+    // One more would be one too many: filled at every frame.
+    xsk.keep_filled(4_082);
+    for _ in 0..20 {
+        deliver(&socket, 1);
+        assert_eq!(xsk.receive(1, |_| ()).frames, 1);
+        assert_eq!(filled(), 4_082);
+    }
     xsk.check_consistency().unwrap();
 }
