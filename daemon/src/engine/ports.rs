@@ -487,14 +487,10 @@ impl Port {
         }
     }
 
-    /// Does the application want to be woken for what was published since the last call?
-    fn wants_ring(&mut self) -> bool {
-        std::mem::take(&mut self.dirty) && doorbell::must_ring(&self.client.header().waiting)
-    }
-
     /// Rings the application's doorbell if it waits for what was published since the last call.
     pub(super) fn ring_if_wanted(&mut self) -> bool {
-        let ring = self.wants_ring();
+        let ring =
+            std::mem::take(&mut self.dirty) && doorbell::must_ring(&self.client.header().waiting);
         if ring {
             self.ring();
         }

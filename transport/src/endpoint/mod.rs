@@ -9,7 +9,7 @@
 //! | `hello` | how two engines come to know each other, RESET, restarts and takeovers |
 //! | `send_stream`, `submit`, `answers`, `loss`, `settle` | the sending end: state, commands, what receivers answer, what that says is lost, how sends end |
 //! | `receive_stream`, `opening`, `arrival`, `accept`, `commit`, `long_message`, `grants`, `data` | the receiving end: state, streams opening, first chunks, buffers, commits and acknowledgements, ranges, who may send more, DATA |
-//! | `late` | acknowledgements that wait until what came with them is delivered |
+//! | `frame`, `late` | a received frame, chunk by chunk; acknowledgements that wait until what came with them is delivered |
 //! | `ports` | ports opening and closing, tokens appearing |
 //! | `transmit`, `turn`, `control` | what goes into the next frame |
 //! | `timeout`, `stream_timeout`, `timers` | deadlines |
@@ -25,6 +25,7 @@ mod control;
 mod counters;
 mod credit;
 mod data;
+mod frame;
 mod grants;
 mod heap;
 mod hello;
@@ -58,11 +59,10 @@ use alloc::vec::Vec;
 
 pub use counters::Counters;
 
-use crate::host::Host;
 use crate::ident::{Nanos, NodeId, PORTS, Peer, PortId, Priority, StreamKey};
 use crate::policy::Policy;
 use crate::wire::chunk::PolicyWire;
-use crate::wire::{self, Chunk, StreamRef};
+use crate::wire::{self, StreamRef};
 
 use credit::Shares;
 use grants::Grants;
@@ -212,7 +212,7 @@ struct Node {
 /// One engine's end of the transport: all streams from and to the ports of one queue.
 ///
 /// Sans-IO: the caller owns clock, sockets and memory. Frames, commands and `now` go in; frames come out of
-/// [`poll_transmit`](Self::poll_transmit); deliveries, completions and every durable fact go through the [`Host`] passed along.
+/// [`poll_transmit`](Self::poll_transmit); deliveries, completions and every durable fact go through the [`Host`](crate::Host) passed along.
 /// `now` never goes backwards. Nothing blocks; nothing is allocated once tables and queues have grown to the load.
 ///
 /// # The order of calls
@@ -230,7 +230,7 @@ struct Node {
 ///
 /// # What is relied on
 ///
-/// A number is used only after [`Host::accept`] returned; acknowledged only after [`Host::commit`] or [`Host::commit_base`] did.
+/// A number is used only after [`Host::accept`](crate::Host::accept) returned; acknowledged only after [`Host::commit`](crate::Host::commit) or [`Host::commit_base`](crate::Host::commit_base) did.
 /// A host that stops (is killed) inside any of its methods and is restored from what it stored loses and doubles nothing.
 ///
 /// # Bounds
@@ -314,163 +314,6 @@ impl Endpoint {
             ask_next: 0,
             counters: Counters::default(),
             config,
-        }
-    }
-
-    /// Takes a received frame, given as its segments in order. An error says why the frame, or the rest of it after its handshake
-    /// chunks, was dropped; it is counted and needs no action.
-    pub fn handle_frame<H: Host>(
-        &mut self,
-        now: Nanos,
-        segments: &[&[u8]],
-        host: &mut H,
-    ) -> Result<(), FrameError> {
-        self.catch_up(now, host);
-        self.grants.tick(now);
-        self.counters.frames_received += 1;
-        self.counters.bytes_received += segments.iter().map(|s| s.len() as u64).sum::<u64>();
-        let result = self.receive_frame(now, segments, host);
-        let c = &mut self.counters;
-        match result {
-            Ok(()) => {}
-            Err(FrameError::Wire(error)) => c.count_malformed(error),
-            Err(FrameError::NotForUs) => c.frames_not_for_us += 1,
-            Err(FrameError::UnknownPeer) => c.frames_unknown_peer += 1,
-            Err(FrameError::WrongIncarnation) => c.frames_wrong_incarnation += 1,
-            Err(FrameError::StaleEngine) => c.frames_stale_engine += 1,
-            Err(FrameError::NotAssociated) => c.frames_not_associated += 1,
-        }
-        result
-    }
-
-    fn receive_frame<H: Host>(
-        &mut self,
-        now: Nanos,
-        segments: &[&[u8]],
-        host: &mut H,
-    ) -> Result<(), FrameError> {
-        let frame = wire::parse(segments).map_err(FrameError::Wire)?;
-        let header = frame.header();
-        if header.dst_node != self.config.node.0 || header.dst_queue != self.config.queue {
-            return Err(FrameError::NotForUs);
-        }
-        let from = NodeId::new(header.src_node)
-            .map(|node| Peer {
-                node,
-                queue: header.src_queue,
-            })
-            .filter(|from| self.heard_last(*from).is_some() || self.nodes.contains_key(&from.node))
-            .ok_or(FrameError::UnknownPeer)?;
-        self.counters.chunks_unknown += u64::from(frame.unknown_chunks());
-        let (mut admitted, mut refused, mut known_chunks) = (None, None, 0);
-        let mut chunks = frame.chunks();
-        // Only ever in front of what it would hold up.
-        if let Some((stream, base)) = chunks.ack() {
-            let peer = self
-                .admit(now, from, header, host)
-                .inspect_err(|_| self.counters.chunks_received += 1)?;
-            admitted = Some(peer);
-            (known_chunks, self.counters.chunks_received) = (1, self.counters.chunks_received + 1);
-            self.late = Some(Late {
-                peer,
-                stream,
-                base,
-                came_at: now,
-            });
-        }
-        let mut delivered = 0;
-        loop {
-            if refused.is_none()
-                && let Some(short) = chunks.short()
-            {
-                let peer = match admitted {
-                    Some(peer) => peer,
-                    None => *admitted.insert(
-                        self.admit(now, from, header, host)
-                            .inspect_err(|_| self.counters.chunks_received += 1)?,
-                    ),
-                };
-                let taken = self.commit_short(now, peer, short, &mut chunks, host);
-                self.counters.chunks_received += u64::from(taken);
-                known_chunks += taken;
-                delivered += taken;
-            }
-            let Some((chunk, view)) = chunks.next() else {
-                break;
-            };
-            self.catch_up(now, host);
-            self.counters.chunks_received += 1;
-            known_chunks += 1;
-            match chunk {
-                // Whose port is whose may be another matter after any of these three.
-                Chunk::Hello(_) | Chunk::HelloAck(_) | Chunk::Reset { .. } => self.named = None,
-                _ => {}
-            }
-            match chunk {
-                Chunk::Hello(hello) => self.on_hello(now, from, header, &hello, host)?,
-                Chunk::HelloAck(hello) => {
-                    // An answer nobody believes must not hide the HELLO behind it.
-                    refused = self.on_hello_ack(now, from, header, &hello, host).err();
-                }
-                Chunk::Reset {
-                    src_incarnation,
-                    dst_incarnation,
-                    reason,
-                    detail,
-                } => {
-                    let echo = (src_incarnation, dst_incarnation);
-                    self.on_reset(now, from, echo, (reason, detail), host);
-                }
-                chunk => {
-                    if let Some(error) = refused {
-                        return Err(error);
-                    }
-                    let peer = match admitted {
-                        Some(peer) => peer,
-                        None => *admitted.insert(self.admit(now, from, header, host)?),
-                    };
-                    self.on_chunk(now, peer, &chunk, &view, host);
-                }
-            }
-        }
-        if delivered == 0 {
-            self.catch_up(now, host);
-        }
-        if known_chunks == 0 {
-            self.admit(now, from, header, host)?; // its header says something
-        }
-        refused.map_or(Ok(()), Err)
-    }
-
-    /// A chunk of an associated peer: to the sending end, or to the receiving end.
-    fn on_chunk<H: Host>(
-        &mut self,
-        now: Nanos,
-        peer: u32,
-        chunk: &Chunk<'_>,
-        view: &wire::PayloadView<'_>,
-        host: &mut H,
-    ) {
-        if let Chunk::Probe { .. } = chunk {
-            self.ask_share(now, peer);
-        } else if let Chunk::Rts { payload, .. } = chunk
-            && payload.len == 0
-        {
-            self.ask_share(now, peer);
-        }
-        match *chunk {
-            Chunk::Eager { .. }
-            | Chunk::Rts { .. }
-            | Chunk::Null { .. }
-            | Chunk::Probe { .. }
-            | Chunk::Data { .. }
-            | Chunk::DropConfirm { .. }
-            | Chunk::Close { .. } => self.on_message_chunk(now, peer, chunk, view, host),
-            Chunk::PathProbe { size, nonce } => {
-                self.reply(peer, Reply::PathAck(size, nonce));
-            }
-            Chunk::PathAck { size, nonce } => self.on_path_ack(peer, size, nonce),
-            _ => self.on_answer(now, peer, chunk, host),
         }
     }
 

@@ -4,6 +4,7 @@ use super::*;
 use crate::endpoint::grants::Grants;
 use crate::endpoint::long_message::{LongMessage, RangeSet};
 use crate::endpoint::slab::Slab;
+use crate::wire::Chunk;
 
 fn policy(grant_bytes: u32, grant_budget_bytes: u32) -> Policy {
     Policy {

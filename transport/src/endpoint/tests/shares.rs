@@ -1,6 +1,7 @@
 //! Who gets how much: credit, priorities, streams, grants.
 
 use super::*;
+use crate::wire::Chunk;
 use crate::wire::frame::FRAME_HEADER_LEN;
 
 /// A pair whose first message went through, with this policy.
