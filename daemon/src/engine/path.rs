@@ -37,8 +37,8 @@ const RX_BUDGET: usize = 64;
 const CROSSING_BUDGET: usize = 32;
 /// Frames written per loop.
 const TX_BUDGET: usize = 64;
-/// The fill ring has room for what so many more peers than there are may send.
-const PEERS_TO_COME: usize = 1;
+/// Receive buffers for the handshakes of peers to come, and for acknowledgements beyond what is counted for each.
+const FOR_STRANGERS: u64 = 32;
 /// How long a socket that cannot send is left alone.
 const RETRY_NS: Nanos = 1_000_000;
 
@@ -99,7 +99,8 @@ enum Onward {
 }
 
 impl Path {
-    /// Keeps as many buffers with the kernel as peers may fill before they hear from us again.
+    /// Keeps as many buffers with the kernel as peers may fill before they hear from us again. Called before frames are written: what allows a new peer to
+    /// send is one of ours.
     fn keep_filled(&mut self) {
         let peers = self.endpoint.known_peers();
         if peers == self.filled_for {
@@ -107,15 +108,14 @@ impl Path {
         }
         self.filled_for = peers;
         let config = self.endpoint.config();
-        let peers = peers.saturating_add(PEERS_TO_COME);
         let budget = CreditBudget::new(&config.policy, peers, config.max_frame, u32::MAX);
-        let needed = u32::try_from(budget.needed()).unwrap_or(u32::MAX);
+        let needed = budget.needed().saturating_add(FOR_STRANGERS);
+        let needed = u32::try_from(needed).unwrap_or(u32::MAX);
         self.xsk.keep_filled(needed);
     }
 
     /// Takes received frames from the socket; true if there were any.
     pub fn receive(&mut self, now: Nanos) -> bool {
-        self.keep_filled();
         let Self {
             xsk,
             encap,
@@ -206,6 +206,7 @@ impl Path {
 
     /// Has the transport write frames and hands them on; true if there were any.
     pub fn transmit(&mut self, now: Nanos) -> bool {
+        self.keep_filled();
         self.blocked = false;
         let down = now < self.down_until;
         for written in 0..TX_BUDGET {

@@ -455,9 +455,9 @@ fn the_fill_ring_is_as_deep_as_it_is_to_be() {
     let socket = FakeSocket::new(UmemLayout::new(4_096, 4, 1_514).unwrap(), 0);
     let mut xsk = socket.adopt().unwrap();
     let filled = || socket.kernel.borrow().fill.entries().len();
-    assert_eq!(filled(), 1_024);
+    assert_eq!(filled(), 256);
     for (asked, held) in [
-        (1, 1_039),
+        (1, 271),
         (3_000, 3_015),
         (4_081, 4_096),
         (u32::MAX, 4_096),
@@ -467,7 +467,7 @@ fn the_fill_ring_is_as_deep_as_it_is_to_be() {
         xsk.check_consistency().unwrap();
     }
     xsk.keep_filled(0);
-    for _ in 0..3_072 + 100 {
+    for _ in 0..3_840 + 100 {
         deliver(&socket, 1);
         assert_eq!(xsk.receive(1, |_| ()).frames, 1);
     }
@@ -476,7 +476,7 @@ fn the_fill_ring_is_as_deep_as_it_is_to_be() {
     for _ in 0..160 {
         deliver(&socket, 1);
         assert_eq!(xsk.receive(1, |_| ()).frames, 1);
-        assert!((1_024..=1_039).contains(&filled()), "{}", filled());
+        assert!((256..=271).contains(&filled()), "{}", filled());
         fills += u32::from(filled() >= before);
         before = filled();
     }
