@@ -456,12 +456,7 @@ fn the_fill_ring_is_as_deep_as_it_is_to_be() {
     let mut xsk = socket.adopt().unwrap();
     let filled = || socket.kernel.borrow().fill.entries().len();
     assert_eq!(filled(), 256);
-    for (asked, held) in [
-        (1, 271),
-        (3_000, 3_015),
-        (4_081, 4_096),
-        (u32::MAX, 4_096),
-    ] {
+    for (asked, held) in [(1, 271), (3_000, 3_015), (4_081, 4_096), (u32::MAX, 4_096)] {
         xsk.keep_filled(asked);
         assert_eq!(filled(), held);
         xsk.check_consistency().unwrap();
