@@ -23,6 +23,8 @@ const REFILL_AT: u32 = 16;
 const BATCH_FRAMES: usize = 32;
 /// Chunks that the fill ring holds at least, if there are so many: for whoever is not known yet.
 pub const FILL_AT_LEAST: u32 = 256;
+/// Chunks that it holds at first: a new socket may take an old one's place, whose peers go on sending before an engine looks at it.
+pub const FILL_AT_FIRST: u32 = 1_024;
 
 /// What a call of [`Xsk::receive`] did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

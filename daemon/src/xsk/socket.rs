@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use super::error::{Attempt, BindMode, Operation, XskError, classify, refused_zero_copy};
 use super::layout::{CHUNK_SIZE, RingSizes, XskConfig};
 use super::ownership::{OwnershipTable, Record};
-use super::receive::FILL_AT_LEAST;
+use super::receive::FILL_AT_FIRST;
 use super::ring::{Descriptor, Producer, RingMemory};
 use super::umem::{Mapping, UmemMemfd};
 
@@ -53,7 +53,7 @@ pub struct XskFd {
 }
 
 impl XskFd {
-    /// Creates a socket on `umem`, gives as many receive chunks to the fill ring as it holds at least
+    /// Creates a socket on `umem`, gives as many receive chunks to the fill ring as it holds at first
     /// (recording that in `ownership`, which is reset) and binds it. No engine
     /// may be using `ownership` or the queue's former socket any more.
     ///
@@ -193,7 +193,7 @@ fn initial_fill(
         .map_err(|_| XskError::Corrupt("a new fill ring is not empty"))?;
     let table = OwnershipTable::new(ownership);
     table.reset();
-    for chunk in 0..config.layout.rx_chunks().min(FILL_AT_LEAST) {
+    for chunk in 0..config.layout.rx_chunks().min(FILL_AT_FIRST) {
         table.set(chunk, Record::Fill(fill.next_index()));
         fill.stage(u64::from(chunk) * CHUNK_SIZE as u64);
     }
