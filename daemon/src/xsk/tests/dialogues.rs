@@ -455,8 +455,8 @@ fn the_fill_ring_is_as_deep_as_it_is_to_be() {
     let socket = FakeSocket::new(UmemLayout::new(4_096, 4, 1_514).unwrap(), 0);
     let mut xsk = socket.adopt().unwrap();
     let filled = || socket.kernel.borrow().fill.entries().len();
-    assert_eq!(filled(), 1_024);
-    for (asked, held) in [(1, 1_024), (3_000, 3_015), (4_081, 4_096), (u32::MAX, 4_096)] {
+    assert_eq!(filled(), 256);
+    for (asked, held) in [(1, 271), (3_000, 3_015), (4_081, 4_096), (u32::MAX, 4_096)] {
         xsk.keep_filled(asked);
         assert_eq!(filled(), held);
         xsk.check_consistency().unwrap();
