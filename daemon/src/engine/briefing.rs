@@ -293,7 +293,7 @@ impl Standby {
                 blocked: false,
                 suspect: Suspect::found(working_frame),
                 wedge: Wedge::default(),
-                filled_for: usize::MAX,
+                filled_for: None,
                 last_kick: KickOutcome::Idle,
                 tap,
             },

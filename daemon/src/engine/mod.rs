@@ -182,7 +182,9 @@ impl Engine {
             self.serve_buffers(now);
         }
         let delivered = std::mem::take(&mut self.path.host.delivered);
-        let more = delivered && !tokens && (self.path.blocked || self.has_news());
+        let more = delivered
+            && !tokens
+            && (self.path.blocked || self.has_news() || self.path.is_crossed());
         // Nor does what is due hold up an application that was given something; but not twice in a row.
         self.put_off = delivered && !tokens && !more && !self.put_off;
         if !self.put_off {
@@ -325,7 +327,6 @@ impl Engine {
     }
 
     fn has_work(&mut self) -> bool {
-        self.path.host.ports.iter().any(ports::Port::has_work)
-            || (self.path.neighbours.iter_mut()).any(|n| n.from.available() > 0)
+        self.path.host.ports.iter().any(ports::Port::has_work) || self.path.is_crossed()
     }
 }

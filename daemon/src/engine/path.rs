@@ -78,12 +78,12 @@ pub struct Path {
     pub scratch: Vec<u8>,
     /// The socket cannot send before then; 0: it can.
     pub down_until: Nanos,
-    /// Transmission waits for the kernel.
+    /// Transmission waits for the kernel, or for the next turn.
     pub blocked: bool,
     /// Whether the queue stands still.
     pub(super) wedge: Wedge,
-    /// The fill ring is as deep as so many peers need it.
-    pub(super) filled_for: usize,
+    /// The fill ring is as deep as so many peers need it; the most there were.
+    pub(super) filled_for: Option<usize>,
     /// How the last kick ended.
     pub(super) last_kick: KickOutcome,
     /// The frame the last engine died of.
@@ -102,11 +102,12 @@ impl Path {
     /// Keeps as many buffers with the kernel as peers may fill before they hear from us again. Called before frames are written: what allows a new peer to
     /// send is one of ours.
     fn keep_filled(&mut self) {
+        // Who is forgotten may still have its credit: never fewer than before.
         let peers = self.endpoint.known_peers();
-        if peers == self.filled_for {
+        if self.filled_for.is_some_and(|most| peers <= most) {
             return;
         }
-        self.filled_for = peers;
+        self.filled_for = Some(peers);
         let config = self.endpoint.config();
         let budget = CreditBudget::new(&config.policy, peers, config.max_frame, u32::MAX);
         let needed = budget.needed().saturating_add(FOR_STRANGERS);
@@ -172,10 +173,8 @@ impl Path {
     pub fn drain_crossings(&mut self, now: Nanos) -> bool {
         let mut any = false;
         for neighbour in &mut self.neighbours {
-            let jumps = neighbour.from.jumps;
-            let waiting = neighbour.from.available().min(CROSSING_BUDGET);
-            self.counters.crossing_bad += neighbour.from.jumps - jumps;
-            for _ in 0..waiting {
+            let waiting = waiting(neighbour, &mut self.counters);
+            for _ in 0..waiting.min(CROSSING_BUDGET) {
                 any = true;
                 match neighbour.from.pop(&mut self.scratch) {
                     Some(frame) => {
@@ -189,6 +188,15 @@ impl Path {
                     None => self.counters.crossing_bad += 1,
                 }
             }
+        }
+        any
+    }
+
+    /// Whether frames of the node's other engines wait.
+    pub fn is_crossed(&mut self) -> bool {
+        let mut any = false;
+        for neighbour in &mut self.neighbours {
+            any |= waiting(neighbour, &mut self.counters) > 0;
         }
         any
     }
@@ -223,6 +231,7 @@ impl Path {
                 return written > 0;
             }
         }
+        self.blocked = true;
         true
     }
 
@@ -361,6 +370,14 @@ impl Path {
             }
         }
     }
+}
+
+/// Frames that wait from another engine.
+fn waiting(neighbour: &mut Neighbour, counters: &mut EngineCounters) -> usize {
+    let jumps = neighbour.from.jumps;
+    let waiting = neighbour.from.available();
+    counters.crossing_bad += neighbour.from.jumps - jumps;
+    waiting
 }
 
 /// A frame for this node, from this engine: back into it, or across.

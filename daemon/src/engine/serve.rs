@@ -45,8 +45,8 @@ pub(super) fn hang() -> ! {
 
 /// Takes a bounded number of tokens from a port and does what they ask; true if there were any.
 ///
-/// Buffers come first, so that what is sent to this node finds them. But if the port has some left, they are behind its sends, for which somebody may
-/// wait, and [`serve_buffers`] takes them once those have gone.
+/// Buffers come before anything is transmitted, so that what is sent to this node finds them. But if the port has some left and sends to others, they are
+/// behind its sends, for which somebody may wait, and [`serve_buffers`] takes them once those have gone.
 #[inline]
 pub(super) fn serve_port(
     now: Nanos,
@@ -81,6 +81,7 @@ fn serve_tokens(
         None => port.sends_waiting(),
         Some(_) => 0,
     };
+    let mut to_us = false;
     for _ in 0..waiting {
         any = true;
         let Some(taken) = host.take_token(number) else {
@@ -90,6 +91,7 @@ fn serve_tokens(
         match taken {
             // Nearly all are; they need not be told from other orders again.
             Taken::Token(slot, token) if token.opcode == Opcode::Send => {
+                to_us |= token.node == endpoint.config().node.0;
                 let send = host.request(number, slot, &token, now);
                 submit(now, &send, host, endpoint, counters);
             }
@@ -99,6 +101,9 @@ fn serve_tokens(
             }
         }
         host.finish_token();
+    }
+    if to_us {
+        serve_buffers(now, number, host, endpoint, counters);
     }
     any
 }

@@ -24,7 +24,7 @@ use portolan::turns::Patience;
 
 use crate::engine_link::Wait;
 
-/// Empty loops before the core is given away, while that pays: some 1.5 us. While it does not, up to 16 times as many: some 20 us, which is what an
+/// Empty loops before the core is given away, while that pays: some 2.5 us. While it does not, up to 16 times as many: some 40 us, which is what an
 /// application that spins beside its engine may wait with its first message.
 const LOOKS: u32 = 12;
 /// How long `adaptive` spins before it sleeps.

@@ -109,8 +109,12 @@ impl Cluster {
         let mut at = start;
         let commands = self.obey(index, at);
         self.receive(index, &mut at);
+        // An engine does what is due before it transmits, or afterwards.
+        let afterwards = self.engines[index].turns.is_multiple_of(2);
+        let mut due = false;
         self.with(index, |endpoint, host| {
-            if endpoint.poll_timeout().is_some_and(|due| due <= at) {
+            due = endpoint.poll_timeout().is_some_and(|due| due <= at);
+            if due && !afterwards {
                 endpoint.handle_timeout(at, host);
             }
             while let Some(send) = host.take_send() {
@@ -119,7 +123,11 @@ impl Cluster {
                 }
             }
         });
-        let (more, room_at) = self.send(index, &mut at);
+        let (mut more, room_at) = self.send(index, &mut at);
+        if due && afterwards {
+            self.with(index, |endpoint, host| endpoint.handle_timeout(at, host));
+            more = true;
+        }
         self.after_turn(index, at, at > start || commands, more, room_at);
     }
 

@@ -142,7 +142,7 @@ pub const ELSEWHERE: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "transport/src/endpoint/mod.rs",
+        "transport/src/endpoint/frame.rs",
         &[
             "transport_frames_unknown_peer",
             "transport_frames_not_associated",

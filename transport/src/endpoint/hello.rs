@@ -123,6 +123,7 @@ impl Endpoint {
 
     /// A node that is not talked to any more: its sends end, half-placed messages are forgotten, frames of it are dropped.
     pub fn remove_node<H: Host>(&mut self, now: Nanos, node: NodeId, host: &mut H) {
+        self.catch_up(now, host);
         self.nodes.remove(&node);
         self.heard = None;
         for slot in 0..self.peers.end() {

@@ -383,7 +383,7 @@ impl Endpoint {
         &self.config
     }
 
-    /// How many peers there are, idle ones included: whoever may hold credit.
+    /// How many peers there are, idle ones included: whoever may hold credit, but for those that were forgotten.
     #[inline]
     pub fn known_peers(&self) -> usize {
         self.peers.len()

@@ -103,7 +103,7 @@ pub(super) struct PeerEntry {
     pub rtt: Rtt,
     pub stamps: Stamps,
     /// What the frame admitted last says was written after our frames of this time had arrived; 0 if it does not say. Frames
-    /// overtake each other: compare a frame's answers with this while the frame is handled, not later.
+    /// overtake each other: compare a frame's answers with this before another is (`late`), not later.
     pub horizon: Nanos,
     /// Its time stamp: orders the frames of this peer among each other.
     pub written: u32,

@@ -29,6 +29,7 @@ impl Endpoint {
     /// The port is gone: its receiving streams answer PORT-CLOSED from now on, its sends end (MaybeDelivered if they were
     /// transmitted: their payload is gone, they cannot be followed up).
     pub fn port_closed<H: Host>(&mut self, now: Nanos, port: PortId, host: &mut H) {
+        self.catch_up(now, host);
         let Some(open) = self.open_ports.get_mut(usize::from(port.0)) else {
             return;
         };

@@ -85,6 +85,12 @@ fn s6_1_what_happens_meanwhile() {
     p.cancels(0);
     assert_eq!(p.waits(0)[0], "completes 0 Delivered");
 
+    // Acted on, and NULL is out, before the acknowledgement is.
+    let mut p = asked();
+    says(&mut p, 1, 1, None);
+    assert!(any(&p.cancels(0), "NULL 0"));
+    assert_eq!(p.waits(0)[0], "completes 0 Delivered");
+
     let mut p = asked();
     says(&mut p, 1, 1, None);
     p.closes_port();
