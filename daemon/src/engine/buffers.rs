@@ -3,7 +3,8 @@
 //! A message takes the smallest size class that fits at its priority (transport.md §5.4). A class is a power of two: class 0
 //! holds empty buffers, class c those of 2^(c−1) to 2^c − 1 bytes. In the message's own class some buffers may be too short, so that
 //! list is searched; any buffer of a higher class fits, and a bitmap finds the lowest that is not empty. Within a class the newest
-//! token goes first: what application and engine had in hand last is in the caches, and in an exchange that is all that is used, of however many. Work per claim is bounded by the port's tokens, and constant when a class holds one size, as GM's do.
+//! token goes first: what application and engine had in hand last is in the caches, and in an exchange that is all that is used, of however many.
+//! Work per claim is bounded by the port's tokens, and constant when a class holds one size, as GM's do.
 //!
 //! Everything here is rebuilt from the ledger; nothing here is durable.
 

@@ -218,7 +218,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Between two turns without work, looks a few times at nothing but the rings, which takes a tenth of a turn: what comes is seen that much sooner.
+    /// Between two turns without work, looks a few times at nothing but the rings, each time in a tenth of a turn: what comes is seen that much sooner.
     fn look(&self) {
         for _ in 0..LOOKS_PER_TURN {
             if self.has_news() {

@@ -201,8 +201,8 @@ impl Path {
         any
     }
 
-    /// Runs the transport's timers; true if any was due. What applications are told here is nothing they wait for with the core in mind: the end of a
-    /// send whose answer they had with it, or of one that ran out of time.
+    /// Runs the transport's timers; true if any was due. What applications are told here is no reason to give them the core at once: that a send ended
+    /// whose answer they have already, or that ran out of time.
     pub fn timers(&mut self, now: Nanos) -> bool {
         let due = self.endpoint.poll_timeout().is_some_and(|at| at <= now);
         if due {

@@ -181,20 +181,18 @@ impl<D: Doorbell> Xsk<'_, D> {
 
     /// Takes the chunk of a receive descriptor, if it is one the kernel had.
     fn claim_received(&mut self, entry: &Descriptor) -> bool {
-        let chunk = self
-            .layout
-            .check_received(entry.addr, entry.len)
-            .filter(|chunk| {
-                // Also refuses a chunk that occurs twice: the first made it OWNED.
-                cfg!(feature = "volatile")
-                    || matches!(self.table.get(*chunk),
-                Some(Record::Fill(index)) if is_published(index, self.fill.published()))
-            });
-        match chunk {
-            Some(chunk) => {
-                if let Some(Record::Fill(index)) = self.table.get(chunk) {
-                    self.next_filled = (index.wrapping_add(1), entry.addr as usize % CHUNK_SIZE);
-                }
+        let found = self.layout.check_received(entry.addr, entry.len);
+        // Also refuses a chunk that occurs twice: the first made it OWNED.
+        let found = found.and_then(|chunk| match self.table.get(chunk) {
+            _ if cfg!(feature = "volatile") => Some((chunk, self.next_filled.0)),
+            Some(Record::Fill(index)) if is_published(index, self.fill.published()) => {
+                Some((chunk, index))
+            }
+            _ => None,
+        });
+        match found {
+            Some((chunk, index)) => {
+                self.next_filled = (index.wrapping_add(1), entry.addr as usize % CHUNK_SIZE);
                 self.table.note(chunk, Record::Owned);
                 self.refill.push(chunk);
                 true
@@ -216,7 +214,9 @@ impl<D: Doorbell> Xsk<'_, D> {
     /// where it will be. Both were written by the core that sent it, and each fetched from there takes as long as a hundred instructions.
     fn ask_for_next(&self) {
         let (index, offset) = self.next_filled;
-        self.umem.prefetch(self.fill.entry(index) as usize + offset);
+        // Whatever stands there: a predecessor may have damaged it.
+        let chunk = self.fill.entry(index) as usize;
+        self.umem.prefetch(chunk.wrapping_add(offset));
     }
 
     /// From now on the fill ring holds so many chunks, or [`FILL_AT_LEAST`], or all there are. Those it holds beyond that leave it as frames come. If there

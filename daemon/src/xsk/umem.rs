@@ -224,7 +224,12 @@ impl UmemMap {
         #[cfg(target_arch = "x86_64")]
         for line in 0..PREFETCHED_LINES {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let line = self.mapping.start().as_ptr().wrapping_add(at + line * 64);
+            let line = self
+                .mapping
+                .start()
+                .as_ptr()
+                .wrapping_add(at)
+                .wrapping_add(line * 64);
             // SAFETY: a hint, which no address makes fault.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
         }
@@ -283,5 +288,16 @@ mod tests {
             Err(XskError::Misuse(_))
         ));
         assert!(UmemMap::new(umem.fd(), &layout).is_ok());
+    }
+
+    // Places inside, at the end, far beyond, and as a damaged ring may name them. Expect: nothing happens.
+    #[test]
+    fn any_place_may_be_asked_for() {
+        let layout = UmemLayout::new(4, 2, 1514).unwrap();
+        let umem = UmemMemfd::create(&layout).unwrap();
+        let map = UmemMap::new(umem.fd(), &layout).unwrap();
+        for at in [0, layout.bytes() - 1, 1 << 40, usize::MAX] {
+            map.prefetch(at);
+        }
     }
 }

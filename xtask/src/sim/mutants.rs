@@ -240,3 +240,21 @@ fn finish(command: &mut Command, within: Duration, log: &Path) -> Result<Option<
     let output = fs::read_to_string(log)?;
     Ok(status?.map(|status| (status.success(), output)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // The code moves on, and nobody runs all mutants every day. Expect: each still finds its place, exactly once.
+    #[test]
+    fn every_mutant_finds_its_place() {
+        let text = fs::read_to_string(root().join("sim/mutants.toml")).unwrap();
+        let list: List = toml::from_str(&text).unwrap();
+        assert!(list.mutant.len() > 20);
+        for mutant in &list.mutant {
+            if let Err(error) = mutant.applied(&root()) {
+                panic!("{}: {error:#}", mutant.name);
+            }
+        }
+    }
+}
