@@ -49,7 +49,7 @@ fn whoever_comes_back_makes_way_from_the_first_instruction_on() {
     if !rustix::process::geteuid().is_root() {
         return;
     }
-    let cases: [(&[(&str, &str)], i32); 9] = [
+    let cases: [(&[(&str, &str)], i32); 12] = [
         (&[], 0),
         (&[("A", "")], 0),
         (&[("LISTEN_FD", "1"), ("LISTEN_FDNAMES", "x")], 0),
@@ -57,6 +57,9 @@ fn whoever_comes_back_makes_way_from_the_first_instruction_on() {
         (&[("PORTOLAN", ""), ("PORTOLAN_HANDOVE", "R=")], 0),
         (&[("LISTEN_FDS", "0")], 10),
         (&[("A", "b"), ("LISTEN_FDS", ""), ("Z", "b")], 10),
+        (&[("LISTEN_FDNAMES", ""), ("LISTEN_FDS", "1")], 10),
+        (&[("LISTEN_FDS", "1"), ("LISTEN_FDNAMES", "xsk-0:listener")], 10),
+        (&[("LISTEN_FDNAMES", "listener")], 0),
         (&[("PORTOLAN_HANDOVER", "")], 10),
         (&[("PORTOLAN_HANDOVEN", "x"), ("PORTOLAN_HANDOVER", "")], 10),
     ];

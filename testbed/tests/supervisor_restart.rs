@@ -12,6 +12,7 @@ use harness::crowd::{all_go_on, all_is_well, all_talk, kill};
 use harness::{Cluster, STEP, until};
 use portolan::{Event, Node, NodeError, Port, PortError, PortOptions, Priority, SendOptions};
 use portolan_testbed::{Daemon, DaemonOptions, Lab, Manager, ManagerOptions};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
 
 /// Who talks.
 const EVERYBODY: [(u16, u16); 4] = [(1, 10), (1, 11), (2, 10), (2, 11)];
@@ -256,6 +257,74 @@ fn a_supervisor_may_die_at_every_step() {
         });
         daemon.kill().unwrap();
     }
+}
+
+/// What the supervisor that came back last says of its way up: how often it paused, and whether somebody waited for it.
+fn way_up(daemon: &Daemon) -> (u32, bool) {
+    let log = daemon.log();
+    let line = log.lines().rfind(|line| line.contains("made way for others"));
+    let line = line.unwrap_or_else(|| panic!("it did not make way:\n{log}"));
+    let value = |key: &str| {
+        let (_, rest) = line.split_once(key).expect(key);
+        rest.split_whitespace().next().unwrap()
+    };
+    (
+        value("pauses=").parse().unwrap(),
+        value("waited_for=").parse().unwrap(),
+    )
+}
+
+// A supervisor comes back while nobody wants anything of it, while one of its engines is dead, while an application has connected, and while one that was
+// attached asks. Expect: it takes its time the first time, only.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_supervisor_takes_its_time_until_somebody_waits() {
+    let cluster = Cluster::start_managed(Lab::builder());
+    let daemon = cluster.daemon(1);
+    let manager = manager(&cluster, 1);
+    let attached = cluster.attach(1);
+    let comes_back = |meanwhile: &mut dyn FnMut()| {
+        ready_engines(daemon);
+        // Who goes is heard, too.
+        until("who asked for the status is forgotten", STEP, || {
+            manager.hung_up().is_empty().then_some(())
+        });
+        manager.hold(true);
+        let start = manager.kill().unwrap();
+        manager.wait_gone(STEP).unwrap();
+        meanwhile();
+        manager.hold(false);
+        manager.wait_ready(start, STEP).unwrap();
+        // It says so when it looks after its engines, just after it is ready.
+        ready_engines(daemon);
+        way_up(daemon)
+    };
+    // At the end its engines have something to answer.
+    let (pauses, _) = comes_back(&mut || ());
+    assert!(pauses > 10, "{pauses} pauses, nobody waits");
+
+    let active = daemon.engine_pids().unwrap()[0];
+    let (pauses, waited_for) = comes_back(&mut || kill(active));
+    assert!(pauses == 1 && waited_for, "{pauses} pauses, engine dead");
+    assert_ne!(daemon.engine_pids().unwrap()[0], active);
+
+    let mut connected = None;
+    let (pauses, waited_for) = comes_back(&mut || {
+        let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        let address = SocketAddrUnix::new(daemon.socket()).unwrap();
+        connect(&socket, &address).unwrap();
+        connected = Some(socket);
+    });
+    assert!(pauses == 1 && waited_for, "{pauses} pauses, connected");
+
+    std::thread::scope(|scope| {
+        let mut port = None;
+        let (_, waited_for) = comes_back(&mut || {
+            port = Some(scope.spawn(|| attached.open_port(PortOptions::at(9))));
+        });
+        assert!(waited_for, "asked");
+        greet_itself(&mut port.unwrap().join().unwrap().unwrap());
+    });
 }
 
 fn lab_attach(lab: &Lab) -> Node {

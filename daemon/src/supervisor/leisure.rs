@@ -6,16 +6,20 @@
 //! has not; an engine that gives the processor away does not even wake, so nobody looks again before the next tick. Applications see
 //! a gap, though nothing that carries their messages has failed.
 //!
-//! Idea: until it looks after its engines it is nice and asks for short turns, so that whoever wants the processor is chosen before it, and a timer
-//! has the kernel choose anew every [`TURN`] (`watchdog/background.rs` says how), from its first instruction on (`entry.rs`).
+//! Idea: **as long as nobody waits for it, it takes its time.** Until it looks after its engines it is nice and asks for short turns, so that whoever
+//! wants the processor is chosen before it, and a timer interrupts it every [`TURN`], from its first instruction on (`entry.rs`). Then it pauses for
+//! [`PAUSE`], so that of a hundred deliveries one is late at most; it heeds meanwhile whoever might need it: an engine that has died or says something, an
+//! application that connects or asks. As soon as one does there are no pauses any more, and a turn's end only has the kernel choose anew who
+//! runs (`watchdog/background.rs` says how).
 //!
 //! Rejected: SCHED_IDLE, with which it comes back after 44 to 200 ms instead of 9 to 21 and is hardly less in the way; a thread before all
 //! ordinary ones that has the kernel choose, for each time it wakes it takes a processor from somebody, in all as long as the supervisor
-//! itself; to choose less often (each turn is a gap) or more often (each choice costs some 45 us of cold caches); to sleep in between; and a
-//! niceness set in the unit, which nobody would end.
+//! itself; to choose less often (each turn is a gap) or more often (each choice costs some 45 us of cold caches); short pauses of a turn or two,
+//! which only stretch what is in the way; and a niceness set in the unit, which nobody would end.
 //!
 //! What must hold: there is an end for certain. It is nice, not idle, so among busy processes it has its turns; and the timer's handler, which then
-//! runs before anything else, makes it an ordinary one after [`AT_MOST`]. Threads born meanwhile are as nice: [`Leisure::end`] sees to
+//! runs before anything else, makes it an ordinary one without pauses after [`AT_MOST`], or [`AT_MOST_WAITED_FOR`] after somebody began to wait. An
+//! engine that *hangs* meanwhile says nothing: its detection begins when leisure ends. Threads born meanwhile are as nice: [`Leisure::end`] sees to
 //! them. Children are not: they take turns like engines before they are another program (`portolan::turns::short`). Calls the signal interrupts are
 //! restarted by the kernel, or by whoever made them where it does not (EINTR). One that is not restarted but fails, loading a program into the
 //! kernel (bpf(2), EAGAIN), would never end or be taken for a refusal: [`undisturbed`].
@@ -28,17 +32,23 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{Pid, getpriority_process, setpriority_process};
 
-/// A node without a supervisor's eyes for so long is what a busy machine may cost; its watchdog's are open earlier. Coming back takes 3 ms of a
-/// core if nobody comes in between, up to 10 if somebody always does.
-const AT_MOST: Duration = Duration::from_millis(40);
+use super::store::inherit::Inherited;
+
+/// A node without a supervisor's eyes for so long is what peace may cost; its watchdog's are open earlier. Coming back takes 3 to 10 ms of a core,
+/// so some hundred pauses.
+const AT_MOST: Duration = Duration::from_millis(1500);
+/// And what a busy machine may cost who waits.
+const AT_MOST_WAITED_FOR: Duration = Duration::from_millis(40);
+/// Between turns as long as nobody waits.
+const PAUSE: Duration = Duration::from_millis(6);
 /// Weighs a ninth of an ordinary one (`sched_prio_to_weight`, kernel/sched/core.c). With 15 it comes back later and is no less in the way.
 const NICE: i32 = 10;
 /// The kernel's least.
 const SHORT: Duration = Duration::from_micros(100);
 /// From one choice to the next.
-const TURN: Duration = Duration::from_micros(75);
+const TURN: Duration = Duration::from_micros(120);
 /// Who has had less of the processor since the last choice goes on.
-const RAN: Duration = Duration::from_micros(40);
+const RAN: Duration = Duration::from_micros(60);
 
 /// What began at the first instruction, if there is something to go on with and we may be ordinary again afterwards.
 #[derive(Debug)]
@@ -50,11 +60,23 @@ impl Leisure {
         Self(())
     }
 
+    /// Takes over what a predecessor left, and heeds who may wait by the numbers they have afterwards.
+    pub fn inherit(&self) -> Inherited {
+        undisturbed(|| {
+            let inherited = Inherited::from_environment();
+            #[cfg(target_arch = "x86_64")]
+            entry::heed(inherited.who_may_wait());
+            inherited
+        })
+    }
+
     /// From now on everybody here runs like others, or as it chose.
     pub fn end(&mut self) {
         #[cfg(target_arch = "x86_64")]
-        if entry::end() {
+        if let Some(ended) = entry::end() {
             everybody_is_ordinary();
+            let entry::Ended { pauses, waited_for } = ended;
+            tracing::info!(pauses, waited_for, "made way for others until now");
         }
     }
 }

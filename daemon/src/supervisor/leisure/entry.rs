@@ -5,13 +5,14 @@
 //! pointer and system calls, nothing else: no library, no thread-local variable, no `errno`. A compiler would be free to call memset(3).
 //!
 //! `portoland_entry` is where the kernel starts the daemon (`-e`, `.cargo/rustc`). If the environment announces what a predecessor left, it
-//! begins a leisure; then it goes on where programs usually start.
+//! begins a leisure, which heeds those among it who may come to wait, by their names; then it goes on where programs usually start.
 
 use std::arch::global_asm;
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-use super::{AT_MOST, NICE, RAN, SHORT, TURN};
-use crate::supervisor::store::inherit::{HANDOVER, LISTEN_FDS};
+use super::{AT_MOST, AT_MOST_WAITED_FOR, NICE, PAUSE, RAN, SHORT, TURN};
+use crate::supervisor::store::inherit::{FIRST, HANDOVER, LISTEN_FDNAMES, LISTEN_FDS};
 
 /// Not used by glibc (32, 33), nor by anybody here.
 const SIGNAL: i32 = 41;
@@ -32,6 +33,12 @@ struct State {
     chosen: AtomicU64,
     /// How nice it is.
     nice: AtomicI32,
+    /// How many of `HEEDED` there are; with none it does not pause.
+    heeded: AtomicU32,
+    /// How often it has paused.
+    pauses: AtomicU32,
+    /// Was it seen that somebody waits?
+    waited_for: AtomicU32,
 }
 
 #[unsafe(export_name = "portoland_leisure")]
@@ -41,7 +48,20 @@ static STATE: State = State {
     until: AtomicU64::new(0),
     chosen: AtomicU64::new(0),
     nice: AtomicI32::new(NICE),
+    heeded: AtomicU32::new(0),
+    pauses: AtomicU32::new(0),
+    waited_for: AtomicU32::new(0),
 };
+
+/// More than so many are not heeded, so there are no pauses.
+const MOST: usize = 512;
+
+/// `struct pollfd` each: descriptor, what is asked for, what poll(2) answers.
+#[unsafe(export_name = "portoland_heeded")]
+static HEEDED: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
+
+/// Asks whether there is something to read.
+const READABLE: u64 = (libc::POLLIN as u64) << 32;
 
 /// Eight bytes of a name and its `=`, from one on.
 const fn word(name: &str, from: usize) -> u64 {
@@ -58,7 +78,14 @@ const fn word(name: &str, from: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-const _: () = assert!(LISTEN_FDS.len() == 10 && HANDOVER.len() == 17);
+const _: () =
+    assert!(LISTEN_FDS.len() == 10 && LISTEN_FDNAMES.len() == 14 && HANDOVER.len() == 17);
+
+/// The first four bytes of a name.
+const fn start(name: &str) -> u32 {
+    let name = name.as_bytes();
+    u32::from_le_bytes([name[0], name[1], name[2], name[3]])
+}
 
 global_asm!(
     ".pushsection .text.portoland_entry,\"ax\",@progbits",
@@ -72,6 +99,10 @@ global_asm!(
     "movabs r13, {listen_rest}",
     "movabs r8, {handover}",
     "movabs r9, {handover_rest}",
+    "movabs r10, {names_rest}",
+    // Is there anything, and what it is called.
+    "xor ebx, ebx",
+    "xor ebp, ebp",
     "2: mov rsi, [r14]",
     "add r14, 8",
     "test rsi, rsi",
@@ -82,14 +113,60 @@ global_asm!(
     "jne 3f",
     "cmp [rsi + 3], r13",
     "je 5f",
+    "cmp [rsi + 7], r10",
+    "jne 2b",
+    "lea rbp, [rsi + 15]",
+    "jmp 2b",
     "3: cmp rax, r8",
     "jne 2b",
     "cmp [rsi + 10], r9",
     "jne 2b",
-    "5: movabs rdi, {at_most}",
+    "5: mov ebx, 1",
+    "jmp 2b",
+    "4: test ebx, ebx",
+    "jz 6f",
+    "test rbp, rbp",
+    "jz 7f",
+    "mov rdi, rbp",
+    "call portoland_heed",
+    "7: movabs rdi, {at_most}",
     "call portoland_begin_leisure",
-    "4: mov rdx, r15",
+    "6: mov rdx, r15",
     "jmp _start",
+
+    // extern "C" fn(names, separated by colons): the first is that of the first descriptor.
+    ".globl portoland_heed",
+    "portoland_heed:",
+    "lea rsi, [rip + portoland_heeded]",
+    "movabs r8, {readable}",
+    "mov ecx, {first}",
+    "xor edx, edx",
+    "2: mov eax, [rdi]",
+    "cmp eax, {pidfd}",
+    "je 3f",
+    "cmp eax, {link}",
+    "je 3f",
+    "cmp eax, {listener}",
+    "je 3f",
+    "cmp eax, {client}",
+    "jne 4f",
+    "3: cmp edx, {most}",
+    "jb 5f",
+    "xor edx, edx",
+    "jmp 9f",
+    "5: lea rax, [r8 + rcx]",
+    "mov [rsi + 8*rdx], rax",
+    "inc edx",
+    "4: mov al, [rdi]",
+    "inc rdi",
+    "test al, al",
+    "jz 9f",
+    "cmp al, ':'",
+    "jne 4b",
+    "inc ecx",
+    "jmp 2b",
+    "9: mov [rip + portoland_leisure + 28], edx",
+    "ret",
 
     // extern "C" fn(nanoseconds at most)
     ".globl portoland_begin_leisure",
@@ -219,7 +296,28 @@ global_asm!(
     "jb 8f",
     // It has been nice for long enough.
     "mov dword ptr [rbx + 24], 0",
-    "8:",
+    "mov dword ptr [rbx + 28], 0",
+    "8: mov esi, [rbx + 28]",
+    "test esi, esi",
+    "jz 7f",
+    // A pause, unless somebody waits.
+    "inc dword ptr [rbx + 32]",
+    "mov r12, rax",
+    "mov eax, {poll}",
+    "lea rdi, [rip + portoland_heeded]",
+    "mov edx, {pause}",
+    "syscall",
+    "test rax, rax",
+    "jz 9f",
+    "js 7f",
+    "mov dword ptr [rbx + 28], 0",
+    "mov dword ptr [rbx + 36], 1",
+    "movabs rax, {waited_for}",
+    "add rax, r12",
+    "cmp rax, [rbx + 8]",
+    "jae 7f",
+    "mov [rbx + 8], rax",
+    "7:",
     // A niceness that grows has the kernel choose anew.
     "mov eax, {setpriority}",
     "xor edi, edi",
@@ -243,6 +341,17 @@ global_asm!(
     listen_rest = const word(LISTEN_FDS, 3),
     handover = const word(HANDOVER, 0),
     handover_rest = const word(HANDOVER, 10),
+    names_rest = const word(LISTEN_FDNAMES, 7),
+    readable = const READABLE,
+    first = const FIRST,
+    pidfd = const start("pidfd"),
+    link = const start("link"),
+    listener = const start("listener"),
+    client = const start("client"),
+    most = const MOST,
+    pause = const PAUSE.as_millis() as u64,
+    waited_for = const AT_MOST_WAITED_FOR.as_nanos() as u64,
+    poll = const libc::SYS_poll,
     at_most = const AT_MOST.as_nanos() as u64,
     nice = const NICE,
     short = const SHORT.as_nanos() as u64,
@@ -268,6 +377,17 @@ global_asm!(
 #[cfg(test)]
 unsafe extern "C" {
     fn portoland_begin_leisure(at_most_ns: u64);
+    fn portoland_heed(names: *const std::ffi::c_char);
+}
+
+/// Heeds those of these names that may come to wait, as the program's first instructions do; the numbers.
+#[cfg(test)]
+pub fn heed_by_names(names: &std::ffi::CStr) -> Vec<RawFd> {
+    // SAFETY: reads the string and, at its end, up to three bytes more, which the caller has behind it; writes to `HEEDED` and `STATE`.
+    unsafe { portoland_heed(names.as_ptr()) }
+    let heeded = STATE.heeded.load(Ordering::Relaxed) as usize;
+    let number = |place: &AtomicU64| place.load(Ordering::Relaxed) as u32 as RawFd;
+    HEEDED.iter().take(heeded).map(number).collect()
 }
 
 /// Begins one for the calling thread; there is one per process at a time.
@@ -275,6 +395,8 @@ unsafe extern "C" {
 pub fn begin(at_most: std::time::Duration) {
     STATE.nice.store(NICE, Ordering::Relaxed);
     STATE.chosen.store(0, Ordering::Relaxed);
+    STATE.pauses.store(0, Ordering::Relaxed);
+    STATE.waited_for.store(0, Ordering::Relaxed);
     // SAFETY: keeps what the C convention says is kept, and writes to its own stack and to `STATE`.
     unsafe { portoland_begin_leisure(at_most.as_nanos() as u64) }
 }
@@ -292,18 +414,46 @@ pub fn signal() {
     assert_eq!(unsafe { libc::raise(SIGNAL) }, 0);
 }
 
-/// Ends it: no signal of it does anything afterwards. Was there any? For the thread that began it.
-pub fn end() -> bool {
+/// Heeds these from now on, if it pauses at all. While [`Quiet`]: they are what it heeded before, under other numbers.
+pub fn heed(who: impl Iterator<Item = RawFd>) {
+    if STATE.heeded.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let mut places = HEEDED.iter();
+    let mut heeded = 0;
+    for fd in who {
+        let Some(place) = places.next() else {
+            heeded = 0;
+            break;
+        };
+        place.store(READABLE | u64::from(fd.cast_unsigned()), Ordering::Relaxed);
+        heeded += 1;
+    }
+    STATE.heeded.store(heeded, Ordering::Relaxed);
+}
+
+/// What there was of one.
+#[derive(Debug)]
+pub struct Ended {
+    pub pauses: u32,
+    pub waited_for: bool,
+}
+
+/// Ends it: no signal of it does anything afterwards. None if there was none. For the thread that began it.
+pub fn end() -> Option<Ended> {
     // The handler runs on this thread, so before this or after.
     if STATE.phase.swap(OFF, Ordering::SeqCst) == OFF {
-        return false;
+        return None;
     }
     // Without one the number is none of ours.
     if let timer @ 0.. = STATE.timer.swap(NONE, Ordering::Relaxed) {
         // SAFETY: a timer of our own, deleted once.
         unsafe { libc::syscall(libc::SYS_timer_delete, libc::c_long::from(timer)) };
     }
-    true
+    Some(Ended {
+        pauses: STATE.pauses.load(Ordering::Relaxed),
+        waited_for: STATE.waited_for.load(Ordering::Relaxed) != 0,
+    })
 }
 
 /// As long as it lives, this thread gets none of the timer's signals; one that was sent comes afterwards.

@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::ffi::CStr;
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::sync::mpsc::channel;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -152,10 +154,108 @@ fn whose_niceness_or_policy_was_chosen_keeps_it() {
     alone(|| {
         setpriority_process(None, 5).unwrap();
         entry::begin(LONG);
-        assert_eq!((nice(None), entry::end()), (5, false));
+        assert_eq!((nice(None), entry::end().is_some()), (5, false));
         setpriority_process(None, 0).unwrap();
         portolan::turns::idle();
         entry::begin(LONG);
-        assert_eq!((nice(None), entry::end()), (0, false));
+        assert_eq!((nice(None), entry::end().is_some()), (0, false));
+    });
+}
+
+/// What a manager calls the descriptors it passes, as it stands in the environment: something follows.
+fn heeded(names: &str) -> Vec<i32> {
+    let text = [names.as_bytes(), b"\0/usr/bin/portoland\0\0\0\0\0\0\0\0"].concat();
+    entry::heed_by_names(CStr::from_bytes_until_nul(&text).unwrap())
+}
+
+/// Begins one that heeds what is called so, as at the first instruction, and then under other numbers.
+fn begin_heeding(at_most: Duration, names: &str, who: impl Iterator<Item = i32>) {
+    undisturbed(|| {
+        entry::begin(at_most);
+        heeded(names);
+        entry::heed(who);
+    });
+}
+
+// Names of all kinds of what is inherited. Expect: those from whom something may be heard are heeded, under the numbers that follow from the order; not
+// those whose poll would do something (sockets of AF_XDP) or tell of messages (doorbells).
+#[test]
+fn who_may_wait_is_known_by_name() {
+    alone(|| {
+        assert_eq!(heeded("listener"), [3]);
+        let all = "manifest:lock:listener:udp-0:xdp-link:ledger-0:umem-0:xsk-0:wake-0:link-0-1-7:pidfd-0-1:service:client-12:\
+                   port-9-1-12-2-client:port-9-1-12-2-bell:pidfd-1-2";
+        assert_eq!(heeded(all), [5, 12, 13, 15, 18]);
+        for none in ["", ":", "::", "l", "pid", "x:y", "xlistener", ":cli:"] {
+            assert_eq!(heeded(none), [0; 0], "{none:?}");
+        }
+        assert_eq!(heeded("::listener:"), [5]);
+        let many = |count: usize| vec!["client-1"; count].join(":");
+        assert_eq!(heeded(&many(512)).len(), 512);
+        assert_eq!(heeded(&many(513)).len(), 0, "then nobody, and no pauses");
+    });
+}
+
+// It works while nobody says anything, then somebody does, for good. Expect: a pause after each turn, which lasts; afterwards none any more, and
+// it is ordinary soon although its leisure was a long one.
+#[test]
+fn it_pauses_until_somebody_waits() {
+    alone(|| {
+        let (hear, mut tell) = std::io::pipe().unwrap();
+        begin_heeding(LONG, "listener", [hear.as_raw_fd()].into_iter());
+        let began = Instant::now();
+        for _ in 0..5 {
+            let before = entry::chosen();
+            work_until("a turn ends", || entry::chosen() > before);
+        }
+        // The fifth pause may just have begun: one thread, so it has not.
+        assert!(began.elapsed() >= 5 * PAUSE, "{:?}", began.elapsed());
+        assert_eq!(nice(None), NICE);
+        tell.write_all(b"x").unwrap();
+        work_until("ordinary", || nice(None) == 0);
+        let ended = entry::end().unwrap();
+        // The sixth hears of it, unless writing took whole turns.
+        assert!(
+            (6..9).contains(&ended.pauses) && ended.waited_for,
+            "{ended:?}"
+        );
+    });
+}
+
+// One pauses, another closes its end meanwhile. Expect: that is heard, too.
+#[test]
+fn who_goes_is_heard() {
+    alone(|| {
+        let (hear, tell) = std::io::pipe().unwrap();
+        begin_heeding(LONG, "listener", [hear.as_raw_fd()].into_iter());
+        drop(tell);
+        work_until("ordinary", || nice(None) == 0);
+        assert!(entry::end().unwrap().waited_for);
+    });
+}
+
+// Nobody is heeded, or more than there is room for. Expect: no pauses; the kernel is asked instead.
+#[test]
+fn without_anybody_to_heed_there_are_no_pauses() {
+    alone(|| {
+        for names in ["lock", "listener"] {
+            setpriority_process(None, 0).unwrap();
+            begin_heeding(LONG, names, std::iter::repeat_n(0, 513));
+            let before = entry::chosen();
+            work_until("chosen anew", || entry::chosen() > before);
+            assert_eq!(entry::end().unwrap().pauses, 0, "{names}");
+        }
+    });
+}
+
+// Nobody says anything, for longer than it may last. Expect: no pauses afterwards.
+#[test]
+fn pauses_do_not_last() {
+    alone(|| {
+        let (hear, _tell) = std::io::pipe().unwrap();
+        begin_heeding(3 * PAUSE, "listener", [hear.as_raw_fd()].into_iter());
+        work_until("ordinary", || nice(None) == 0);
+        let ended = entry::end().unwrap();
+        assert!(ended.pauses > 0 && !ended.waited_for, "{ended:?}");
     });
 }

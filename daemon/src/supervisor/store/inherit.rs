@@ -8,13 +8,15 @@ use super::names::Name;
 use crate::supervisor::surroundings::Interface;
 
 /// The first descriptor a manager passes.
-const FIRST: RawFd = 3;
+pub const FIRST: RawFd = 3;
 /// Inherited ones are moved here and above: engines get their link as descriptor 3.
 const ABOVE: RawFd = 64;
 /// What a program that replaces itself leaves: `number=name`, separated by colons.
 pub const HANDOVER: &str = "PORTOLAN_HANDOVER";
 /// How many a manager passes; whoever has a leisure begin at the first instruction looks for either (`supervisor/leisure/entry.rs`).
 pub const LISTEN_FDS: &str = "LISTEN_FDS";
+/// What they are called, in their order, separated by colons.
+pub const LISTEN_FDNAMES: &str = "LISTEN_FDNAMES";
 
 /// Descriptors by name.
 #[derive(Debug, Default)]
@@ -41,7 +43,7 @@ impl Inherited {
         if variable("LISTEN_PID") != own {
             return Self::default();
         }
-        Self::take(listened(&variable(LISTEN_FDS), &variable("LISTEN_FDNAMES")))
+        Self::take(listened(&variable(LISTEN_FDS), &variable(LISTEN_FDNAMES)))
     }
 
     fn take(named: Vec<(RawFd, String)>) -> Self {
@@ -62,6 +64,18 @@ impl Inherited {
     pub fn interface(&self) -> Option<(String, Interface)> {
         let (_, fd) = self.ours.iter().find(|(name, _)| *name == Name::Manifest)?;
         manifest::interface(&Manifest::read(fd).ok()?.basis)
+    }
+
+    /// Where somebody who waits for a supervisor can be heard: an engine that has died or says something, an application that asks.
+    pub fn who_may_wait(&self) -> impl Iterator<Item = RawFd> {
+        let may = |name: &Name| {
+            matches!(
+                name,
+                Name::Process(..) | Name::Link(..) | Name::Listener | Name::Client(_)
+            )
+        };
+        let those = self.ours.iter().filter(move |(name, _)| may(name));
+        those.map(|(_, fd)| fd.as_raw_fd())
     }
 
     /// Nothing at all?
