@@ -58,7 +58,10 @@ fn whoever_comes_back_makes_way_from_the_first_instruction_on() {
         (&[("LISTEN_FDS", "0")], 10),
         (&[("A", "b"), ("LISTEN_FDS", ""), ("Z", "b")], 10),
         (&[("LISTEN_FDNAMES", ""), ("LISTEN_FDS", "1")], 10),
-        (&[("LISTEN_FDS", "1"), ("LISTEN_FDNAMES", "xsk-0:listener")], 10),
+        (
+            &[("LISTEN_FDS", "1"), ("LISTEN_FDNAMES", "xsk-0:listener")],
+            10,
+        ),
         (&[("LISTEN_FDNAMES", "listener")], 0),
         (&[("PORTOLAN_HANDOVER", "")], 10),
         (&[("PORTOLAN_HANDOVEN", "x"), ("PORTOLAN_HANDOVER", "")], 10),

@@ -262,7 +262,9 @@ fn a_supervisor_may_die_at_every_step() {
 /// What the supervisor that came back last says of its way up: how often it paused, and whether somebody waited for it.
 fn way_up(daemon: &Daemon) -> (u32, bool) {
     let log = daemon.log();
-    let line = log.lines().rfind(|line| line.contains("made way for others"));
+    let line = log
+        .lines()
+        .rfind(|line| line.contains("made way for others"));
     let line = line.unwrap_or_else(|| panic!("it did not make way:\n{log}"));
     let value = |key: &str| {
         let (_, rest) = line.split_once(key).expect(key);

@@ -78,8 +78,7 @@ const fn word(name: &str, from: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-const _: () =
-    assert!(LISTEN_FDS.len() == 10 && LISTEN_FDNAMES.len() == 14 && HANDOVER.len() == 17);
+const _: () = assert!(LISTEN_FDS.len() == 10 && LISTEN_FDNAMES.len() == 14 && HANDOVER.len() == 17);
 
 /// The first four bytes of a name.
 const fn start(name: &str) -> u32 {
