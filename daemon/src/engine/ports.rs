@@ -109,7 +109,7 @@ pub struct Port {
     number: u16,
     generation: u32,
     geometry: PortGeometry,
-    client: ClientHalf,
+    pub(super) client: ClientHalf,
     engine: EngineHalf,
     event_bell: OwnedFd,
     engine_bell: OwnedFd,

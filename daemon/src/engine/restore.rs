@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use portolan_abi::event::{Event, EventKind};
 use portolan_abi::ledger::{Ledger, pair, stream_key, unpair};
 use portolan_abi::port::CloseReason;
-use portolan_abi::token::TokenRef;
+use portolan_abi::token::{TokenRef, Untrusted};
 use portolan_transport::host::{
     Durable, RestoredReceiveStream, RestoredSend, RestoredSendStream, SendRequest,
 };
@@ -179,6 +179,32 @@ fn is_plausible(port: &Port, send: &Accepted) -> bool {
     inside && NodeId::new(send.node).is_some() && send.port < portolan_abi::PORTS
 }
 
+/// Is the accepted send not what its application ordered? Its slot still says what that was; an engine that went wrong may have accepted something else.
+fn is_another(port: &Port, slot: u32, send: &Accepted) -> bool {
+    let generation = send.generation;
+    let Some(words) = port.client.send_slots().get(slot as usize) else {
+        return false;
+    };
+    // An application that has written over it since has nobody else to blame for what comes.
+    let ordered =
+        Untrusted::read_header(words).check(TokenRef { slot, generation }, &port.geometry());
+    ordered.is_ok_and(|ordered| {
+        (
+            ordered.node,
+            ordered.port,
+            ordered.priority,
+            ordered.len,
+            ordered.tag,
+        ) != (
+            send.node,
+            send.port,
+            send.priority,
+            send.len,
+            send.message_tag,
+        )
+    })
+}
+
 /// Receive tokens that are out are read from the client half again: it is as hostile as the first time.
 fn take_over_receives(ledger: Ledger<'_>, port: &mut Port, held: &mut Held) {
     let slots = port.geometry().receive_tokens;
@@ -259,7 +285,12 @@ fn restored_sends(ledger: Ledger<'_>, port: &Port, durable: &mut Durable) {
             },
             len: send.len,
             tag: send.message_tag,
-            deadline: send.deadline,
+            // Over at once: in another stream it may wait for a buffer that nobody means to provide.
+            deadline: if is_another(port, slot, &send) {
+                0
+            } else {
+                send.deadline
+            },
             ack: send.ack,
         };
         // By key, not by record: a stream that was reopened has a new record and the same numbers. Of two, the one of the later epoch.

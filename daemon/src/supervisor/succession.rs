@@ -88,11 +88,7 @@ impl Supervisor {
         if !waited_for {
             self.watchdog
                 .in_background(child.pid, AT_LEISURE.saturating_mul(2));
-            // The second: it may have made itself idle only after it was told to be ordinary.
-            for times in 1..=2 {
-                let at = now + AT_LEISURE * times;
-                self.poll.set_timer(at, Timer::Engine(queue));
-            }
+            self.poll.set_timer(now + AT_LEISURE, Timer::Engine(queue));
         }
         engine.standby = Some(Process::new(launch, child, link, Stage::Preparing(by)));
         self.poll.set_timer(by, Timer::Engine(queue));
@@ -542,10 +538,13 @@ impl Supervisor {
         };
         if let Some(standby) = &engine.standby
             && let Stage::Preparing(by) = standby.stage
+            && !standby.fenced
             && now + PREPARED_WITHIN >= by + AT_LEISURE
         {
-            // There was no leisure. Twice is as well as once.
+            // There was no leisure. Again and again: it makes itself idle as one of the first things it does, and on a machine that is busy enough
+            // comes to that only after it has been told to be ordinary.
             let _ = self.launcher.schedule(&standby.child, Urgency::Ordinary);
+            self.poll.set_timer(now + AT_LEISURE, Timer::Engine(queue));
         }
         let mut overdue = Vec::new();
         for process in engine.standby.iter().chain(engine.active.iter()) {

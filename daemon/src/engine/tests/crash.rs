@@ -8,6 +8,7 @@
 use std::sync::atomic::Ordering;
 
 use portolan_abi::event::{Event, EventKind, Outcome};
+use portolan_abi::ledger::SendRecord;
 use portolan_abi::memory::{ClientHalf, EngineHalf};
 use portolan_abi::port::CloseReason;
 use portolan_abi::ring::{ConsumerCursor, ProducerCursor};
@@ -380,6 +381,43 @@ fn accepted_numbers_stay_used_across_two_deaths() {
     }
 }
 
+/// A memory in which an engine accepted this token of slot 0 and died.
+fn with_accepted(token: &SendToken) -> Memory {
+    let memory = Memory::new();
+    let application = Application::new(&memory);
+    token.store(&application.client.send_slots()[0], &[1; 8]);
+    let entry = TokenRef {
+        slot: 0,
+        generation: token.generation,
+    };
+    let ring = application.client.send_ring(&application.engine);
+    let mut cursor = ProducerCursor::new(0);
+    cursor.stage(ring, &[entry.encode()]);
+    cursor.publish(ring);
+    let (mut host, durable) = memory.take_over();
+    assert_eq!(host.port(PORT).sends_waiting(), 1);
+    let Some(Order::Send(send)) = host.take_order(PORT, 0) else {
+        panic!("refused")
+    };
+    Transport::restore(&durable).submit(&mut host, &send);
+    memory
+}
+
+fn high_send(flags: u8) -> SendToken {
+    SendToken {
+        generation: 1,
+        opcode: Opcode::Send,
+        priority: 1,
+        flags: flags | FLAG_INLINE,
+        node: 2,
+        port: 9,
+        len: 8,
+        arena_offset: 0,
+        tag: 1,
+        timeout_us: 0,
+    }
+}
+
 // Sends of every acknowledgement mode, and an engine that dies with them. Expect: its successor sends them in the same mode.
 #[test]
 fn how_a_send_is_acknowledged_survives_its_engine() {
@@ -389,41 +427,42 @@ fn how_a_send_is_acknowledged_survives_its_engine() {
         (FLAG_ACK_LAZY, AckMode::Lazy),
     ];
     for (flags, mode) in modes {
-        let memory = Memory::new();
-        let application = Application::new(&memory);
-        let token = SendToken {
-            generation: 1,
-            opcode: Opcode::Send,
-            priority: 1,
-            flags: flags | FLAG_INLINE,
-            node: 2,
-            port: 9,
-            len: 8,
-            arena_offset: 0,
-            tag: 1,
-            timeout_us: 0,
-        };
-        token.store(&application.client.send_slots()[0], &[1; 8]);
-        let entry = TokenRef {
-            slot: 0,
-            generation: 1,
-        };
-        let ring = application.client.send_ring(&application.engine);
-        let mut cursor = ProducerCursor::new(0);
-        cursor.stage(ring, &[entry.encode()]);
-        cursor.publish(ring);
-        let (mut host, durable) = memory.take_over();
-        assert_eq!(host.port(PORT).sends_waiting(), 1);
-        let Some(Order::Send(send)) = host.take_order(PORT, 0) else {
-            panic!("refused")
-        };
-        assert_eq!(send.ack, mode);
-        Transport::restore(&durable).submit(&mut host, &send);
-        let (_, durable) = memory.take_over();
+        let (_, durable) = with_accepted(&high_send(flags)).take_over();
         assert_eq!(durable.sends.len(), 1);
         assert_eq!(durable.sends[0].request.ack, mode);
         assert_eq!(durable.sends[0].request.stream.priority, Priority::High);
+        assert!(durable.sends[0].request.deadline > 0);
     }
+}
+
+// An engine that went wrong accepted something else than was ordered: another priority, receiver, length, tag. Expect: its successor gives that up at
+// once. What the application has written over since is its own affair.
+#[test]
+fn a_send_that_nobody_ordered_is_over() {
+    let damages: [fn(&SendRecord); 4] = [
+        |fact| _ = fact.stream.fetch_and(!(0xff << 32), Ordering::Relaxed),
+        |fact| _ = fact.destination.fetch_xor(1 << 16, Ordering::Relaxed),
+        |fact| _ = fact.destination.fetch_sub(1 << 32, Ordering::Relaxed),
+        |fact| _ = fact.message_tag.fetch_xor(1, Ordering::Relaxed),
+    ];
+    for (which, damage) in damages.iter().enumerate() {
+        let memory = with_accepted(&high_send(0));
+        let (host, _) = memory.take_over();
+        let fact = &host.facts.ledger().sends(PORT)[0];
+        damage(fact);
+        let (_, durable) = memory.take_over();
+        assert_eq!(durable.sends.len(), 1, "damage {which}");
+        assert_eq!(durable.sends[0].request.deadline, 0, "damage {which}");
+    }
+    let memory = with_accepted(&high_send(0));
+    let other = SendToken {
+        generation: 2,
+        tag: 2,
+        ..high_send(0)
+    };
+    other.store(&Application::new(&memory).client.send_slots()[0], &[2; 8]);
+    let (_, durable) = memory.take_over();
+    assert!(durable.sends[0].request.deadline > 0);
 }
 
 // An engine closed a port for cause and died before the supervisor heard of it. Expect: its successor does not open it again, takes no
