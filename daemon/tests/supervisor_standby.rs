@@ -4,11 +4,12 @@
 mod supervisor_harness;
 
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use portolan_abi::control::{Request, Response};
 use portolan_abi::port::CloseReason;
 use portoland::engine_link::{FromEngine, ToEngine};
+use portoland::supervisor::spawn::Urgency;
 use supervisor_harness::{Client, DEADLINE, FakeEngine, Node, Options, open};
 
 const QUIET: Duration = Duration::from_millis(50);
@@ -116,6 +117,33 @@ fn a_standby_that_dies_is_replaced_without_hurry() {
     assert!(engine.told_nothing() && !engine.was_killed());
     engine.die();
     standby.take_over();
+}
+
+// A standby takes its time to be ready: a busy machine, on which it may make itself idle long after it was started. Expect: it is told again and again to be
+// ordinary, however often that was; when it stands by it is urgent, and nobody says otherwise any more.
+#[test]
+fn a_standby_is_told_to_be_ordinary_until_it_stands_by() {
+    let (node, _engine, standby) = Node::ready_twice(&Options::default());
+    standby.die();
+    let standby = node.next_engine();
+    let deadline = Instant::now() + DEADLINE;
+    while standby.urgencies().len() < 5 {
+        assert!(Instant::now() < deadline, "{:?}", standby.urgencies());
+        std::thread::yield_now();
+    }
+    let standby = standby.stand_by();
+    while standby.urgencies().last() != Some(&Urgency::Urgent) {
+        assert!(Instant::now() < deadline, "{:?}", standby.urgencies());
+        std::thread::yield_now();
+    }
+    std::thread::sleep(5 * QUIET);
+    let (last, before) = standby
+        .urgencies()
+        .split_last()
+        .map(|(l, b)| (*l, b.to_vec()))
+        .unwrap();
+    assert_eq!(last, Urgency::Urgent);
+    assert!(before.iter().all(|u| *u == Urgency::Ordinary), "{before:?}");
 }
 
 // The engine dies while its port is being closed. Expect: the successor, which knows the port, is asked to close it, and then it is closed.

@@ -36,11 +36,11 @@ use super::store::inherit::Inherited;
 
 /// A node without a supervisor's eyes for so long is what peace may cost; its watchdog's are open earlier. Coming back takes 3 to 10 ms of a core,
 /// so some hundred pauses.
-const AT_MOST: Duration = Duration::from_millis(1500);
+const AT_MOST: Duration = Duration::from_millis(2500);
 /// And what a busy machine may cost who waits.
 const AT_MOST_WAITED_FOR: Duration = Duration::from_millis(40);
 /// Between turns as long as nobody waits.
-const PAUSE: Duration = Duration::from_millis(6);
+const PAUSE: Duration = Duration::from_millis(10);
 /// Weighs a ninth of an ordinary one (`sched_prio_to_weight`, kernel/sched/core.c). With 15 it comes back later and is no less in the way.
 const NICE: i32 = 10;
 /// The kernel's least.

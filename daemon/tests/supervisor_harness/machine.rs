@@ -1,5 +1,11 @@
 //! The machine a node under test believes it runs on.
 
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::Sender;
+
+use portoland::supervisor::memory::eventfd;
+use portoland::supervisor::sockets::{NewSocket, NoSocket, Sockets};
 use portoland::supervisor::surroundings::{Account, Interface, Surroundings};
 
 /// One interface, any user, one core.
@@ -28,5 +34,29 @@ impl Surroundings for Machine {
     }
     fn own_uid(&self) -> u32 {
         0
+    }
+}
+
+/// Makes sockets that are none, and says so.
+pub struct FakeSockets(pub Sender<Option<OwnedFd>>);
+
+impl Sockets for FakeSockets {
+    fn create(
+        &mut self,
+        _nic_queue: u32,
+        umem: Option<&OwnedFd>,
+        _ownership: &[AtomicU64],
+    ) -> Result<NewSocket, NoSocket> {
+        let kept = umem.map(|fd| fd.try_clone().unwrap());
+        let new = || eventfd().unwrap().into();
+        let made = NewSocket {
+            umem: kept
+                .as_ref()
+                .map_or_else(new, |fd| fd.try_clone().unwrap().into()),
+            xsk: new(),
+            zero_copy: false,
+        };
+        self.0.send(kept).unwrap();
+        Ok(made)
     }
 }

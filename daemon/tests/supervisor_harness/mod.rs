@@ -8,13 +8,12 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use machine::Machine;
+use machine::{FakeSockets, Machine};
 use portolan_abi::PORT_ABI_VERSION;
 use portolan_abi::control::{ErrorCode, Request, Response};
 use portolan_abi::ledger::LedgerGeometry;
@@ -25,7 +24,6 @@ use portoland::supervisor::config::Config;
 use portoland::supervisor::kernel::Support;
 use portoland::supervisor::memory::{Crossings, QueueMemory, create_ledger, eventfd};
 use portoland::supervisor::reload::Reload;
-use portoland::supervisor::sockets::{NewSocket, NoSocket, Sockets};
 use portoland::supervisor::spawn::{Child, Launcher, Urgency};
 use portoland::supervisor::steering::NoSteering;
 use portoland::supervisor::store::Store;
@@ -44,7 +42,14 @@ pub struct FakeEngine {
     pub queue: u8,
     link: Option<OwnedFd>,
     exit: OwnedFd,
-    killed: Arc<Mutex<bool>>,
+    fate: Arc<Mutex<Fate>>,
+}
+
+/// What the launcher was asked to do with a process.
+#[derive(Default)]
+struct Fate {
+    killed: bool,
+    urgencies: Vec<Urgency>,
 }
 
 pub const READY: FromEngine = FromEngine::Ready {
@@ -146,7 +151,12 @@ impl FakeEngine {
     }
 
     pub fn was_killed(&self) -> bool {
-        *self.killed.lock().unwrap()
+        self.fate.lock().unwrap().killed
+    }
+
+    /// How urgent it was said to be since it was started.
+    pub fn urgencies(&self) -> Vec<Urgency> {
+        self.fate.lock().unwrap().urgencies.clone()
     }
 
     /// Waits to be killed; the launcher has then let it die.
@@ -159,36 +169,21 @@ impl FakeEngine {
     }
 }
 
-/// Makes sockets that are none, and says so.
-struct FakeSockets(Sender<Option<OwnedFd>>);
-
-impl Sockets for FakeSockets {
-    fn create(
-        &mut self,
-        _nic_queue: u32,
-        umem: Option<&OwnedFd>,
-        _ownership: &[AtomicU64],
-    ) -> Result<NewSocket, NoSocket> {
-        let kept = umem.map(|fd| fd.try_clone().unwrap());
-        let new = || eventfd().unwrap().into();
-        let made = NewSocket {
-            umem: kept
-                .as_ref()
-                .map_or_else(new, |fd| fd.try_clone().unwrap().into()),
-            xsk: new(),
-            zero_copy: false,
-        };
-        self.0.send(kept).unwrap();
-        Ok(made)
-    }
-}
-
 struct FakeLauncher {
     engines: Sender<FakeEngine>,
-    killed: Vec<(i32, Arc<Mutex<bool>>, OwnedFd)>,
+    fates: Vec<(i32, Arc<Mutex<Fate>>, OwnedFd)>,
     next_pid: i32,
     /// Whom to take for the service.
     service_pid: Option<i32>,
+}
+
+impl FakeLauncher {
+    fn of(&self, child: &Child) -> (&Mutex<Fate>, &OwnedFd) {
+        let (_, fate, exit) = (self.fates.iter())
+            .find(|(pid, ..)| *pid == child.pid)
+            .unwrap();
+        (fate, exit)
+    }
 }
 
 impl Launcher for FakeLauncher {
@@ -200,16 +195,15 @@ impl Launcher for FakeLauncher {
             None,
         )?;
         let exit = eventfd()?;
-        let killed = Arc::new(Mutex::new(false));
+        let fate = Arc::<Mutex<Fate>>::default();
         self.next_pid += 1;
         let pid = self.next_pid;
-        self.killed
-            .push((pid, Arc::clone(&killed), exit.try_clone()?));
+        self.fates.push((pid, Arc::clone(&fate), exit.try_clone()?));
         let engine = FakeEngine {
             queue,
             link: Some(theirs),
             exit: exit.try_clone()?,
-            killed,
+            fate,
         };
         self.engines.send(engine).map_err(std::io::Error::other)?;
         Ok((Child { pid, exit }, ours))
@@ -220,22 +214,19 @@ impl Launcher for FakeLauncher {
             return Ok(None);
         };
         let exit = eventfd()?;
-        self.killed.push((pid, Arc::default(), exit.try_clone()?));
+        self.fates.push((pid, Arc::default(), exit.try_clone()?));
         Ok(Some(Child { pid, exit }))
     }
 
     fn kill(&mut self, child: &Child) -> std::io::Result<()> {
-        let (_, flag, exit) = self
-            .killed
-            .iter()
-            .find(|(pid, ..)| *pid == child.pid)
-            .unwrap();
-        *flag.lock().unwrap() = true;
+        let (fate, exit) = self.of(child);
+        fate.lock().unwrap().killed = true;
         rustix::io::write(exit, &1u64.to_ne_bytes())?;
         Ok(())
     }
 
-    fn schedule(&mut self, _child: &Child, _urgency: Urgency) -> std::io::Result<()> {
+    fn schedule(&mut self, child: &Child, urgency: Urgency) -> std::io::Result<()> {
+        self.of(child).0.lock().unwrap().urgencies.push(urgency);
         Ok(())
     }
 
@@ -329,7 +320,7 @@ impl Node {
                 stop: theirs,
                 launcher: Box::new(FakeLauncher {
                     engines: sender,
-                    killed: Vec::new(),
+                    fates: Vec::new(),
                     next_pid: 1_000_000_000,
                     service_pid,
                 }),
