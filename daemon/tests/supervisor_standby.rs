@@ -126,7 +126,8 @@ fn a_standby_is_told_to_be_ordinary_until_it_stands_by() {
     let (node, _engine, standby) = Node::ready_twice(&Options::default());
     standby.die();
     let standby = node.next_engine();
-    let deadline = Instant::now() + DEADLINE;
+    // Other timers of the queue come after ten seconds.
+    let deadline = Instant::now() + DEADLINE / 2;
     while standby.urgencies().len() < 5 {
         assert!(Instant::now() < deadline, "{:?}", standby.urgencies());
         std::thread::yield_now();
