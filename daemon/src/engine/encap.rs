@@ -31,6 +31,9 @@ const IPV4: usize = 20;
 const IPV6: usize = 40;
 const UDP: usize = 8;
 
+/// Bytes of headers that may be repeated, [`Encapsulation::repeatable`].
+pub const REPEATABLE: usize = ETHERNET + IPV4 + UDP;
+
 /// Why a received frame's outer headers were refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EncapError {
@@ -174,6 +177,15 @@ impl Encapsulation {
             (Outer::V4(_) | Outer::V6(_), _) => return None,
         }
         Some(())
+    }
+
+    /// The headers of a frame just built, if they fit the next one as well that is as long and goes the same way: not where they depend on what is in it.
+    pub fn repeatable(&self, frame: &[u8]) -> Option<[u8; REPEATABLE]> {
+        match self.outer {
+            Outer::V4(_) => frame.first_chunk().copied(),
+            // Built as quickly as copied; with a checksum over all of it.
+            Outer::Ethernet | Outer::V6(_) => None,
+        }
     }
 
     /// Finds the transport frame in a received frame of `total` bytes whose headers lie in `first`.

@@ -14,6 +14,7 @@ use std::os::fd::OwnedFd;
 
 use portolan_abi::tap::Way;
 use portolan_transport::Endpoint;
+use portolan_transport::endpoint::Transmit;
 use portolan_transport::ident::{Nanos, Priority};
 
 use crate::credit_budget::CreditBudget;
@@ -22,7 +23,7 @@ use crate::xsk::{CHUNK_SIZE, KickOutcome, MAX_SEGMENTS, TxSlot, Xsk};
 use super::bell;
 use super::counters::EngineCounters;
 use super::crossing::{CrossingReceiver, CrossingSender};
-use super::encap::{Encapsulation, Inner};
+use super::encap::{Encapsulation, Inner, REPEATABLE};
 use super::host::EngineHost;
 use super::routes::Routes;
 use super::suspect::Suspect;
@@ -217,6 +218,8 @@ impl Path {
         self.keep_filled();
         self.blocked = false;
         let down = now < self.down_until;
+        // Routes do not change meanwhile.
+        let mut last = None;
         for written in 0..TX_BUDGET {
             let more = if down {
                 self.transmit_without_wire(now)
@@ -225,7 +228,7 @@ impl Path {
                     self.blocked = true;
                     return written > 0;
                 };
-                self.transmit_one(now, slot)
+                self.transmit_one(now, slot, &mut last)
             };
             if !more {
                 return written > 0;
@@ -245,7 +248,13 @@ impl Path {
         self.xsk.tx_slot()
     }
 
-    fn transmit_one(&mut self, now: Nanos, slot: TxSlot) -> bool {
+    /// `last`: the frame before, and its outer headers if they can be repeated.
+    fn transmit_one(
+        &mut self,
+        now: Nanos,
+        slot: TxSlot,
+        last: &mut Option<(Transmit, [u8; REPEATABLE])>,
+    ) -> bool {
         let head = self.encap.overhead();
         let buffer = self.xsk.tx_buffer(&slot);
         let Some((_, room)) = buffer.split_at_mut_checked(head) else {
@@ -274,8 +283,19 @@ impl Path {
         } else {
             let high = frame.priority == Priority::High;
             let (node, queue) = (frame.peer.node.0, frame.peer.queue);
-            let target = self.routes.target(node, queue, frame.flow, high);
-            match target.and_then(|target| self.encap.build(whole, &target)) {
+            let built = if let Some((_, headers)) = last.as_ref().filter(|l| l.0 == frame)
+                && let Some(to) = whole.first_chunk_mut()
+            {
+                *to = *headers;
+                Some(())
+            } else {
+                let target = self.routes.target(node, queue, frame.flow, high);
+                let built = target.and_then(|target| self.encap.build(whole, &target));
+                let repeatable = built.and_then(|()| self.encap.repeatable(whole));
+                *last = repeatable.map(|headers| (frame, headers));
+                built
+            };
+            match built {
                 Some(()) => {
                     if let Some(tap) = &mut self.tap {
                         tap.sent(whole, node, queue);

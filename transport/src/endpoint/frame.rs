@@ -24,6 +24,7 @@ impl Endpoint {
         segments: &[&[u8]],
         host: &mut H,
     ) -> Result<(), FrameError> {
+        self.train = None;
         self.catch_up(now, host);
         self.grants.tick(now);
         self.counters.frames_received += 1;

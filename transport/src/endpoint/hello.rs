@@ -96,6 +96,7 @@ impl Resets {
 impl Endpoint {
     /// A node that may be talked to, and the longest frame its path carries. This node itself included.
     pub fn set_node(&mut self, now: Nanos, node: NodeId, max_frame: u16) {
+        self.train = None;
         let max_frame = max_frame.max(MIN_FRAME);
         let queues = self.nodes.get(&node).and_then(|known| known.queues);
         self.nodes.insert(node, super::Node { max_frame, queues });
@@ -123,6 +124,7 @@ impl Endpoint {
 
     /// A node that is not talked to any more: its sends end, half-placed messages are forgotten, frames of it are dropped.
     pub fn remove_node<H: Host>(&mut self, now: Nanos, node: NodeId, host: &mut H) {
+        self.train = None;
         self.catch_up(now, host);
         self.nodes.remove(&node);
         self.heard = None;

@@ -11,7 +11,7 @@
 //! | `receive_stream`, `opening`, `arrival`, `accept`, `commit`, `long_message`, `grants`, `data` | the receiving end: state, streams opening, first chunks, buffers, commits and acknowledgements, ranges, who may send more, DATA |
 //! | `frame`, `late` | a received frame, chunk by chunk; acknowledgements that wait until what came with them is delivered |
 //! | `ports` | ports opening and closing, tokens appearing |
-//! | `transmit`, `turn`, `control` | what goes into the next frame |
+//! | `transmit`, `turn`, `control`, `train` | what goes into the next frame; the next one of many that differ only in their place |
 //! | `timeout`, `stream_timeout`, `timers` | deadlines |
 //! | `restore`, `recall` | taking over from the ledger; idle peers forgotten and met again |
 //! | `counters`, `slab`, `heap` | what happened; tables |
@@ -47,6 +47,7 @@ mod stream_timeout;
 mod submit;
 mod timeout;
 mod timers;
+mod train;
 mod transmit;
 mod turn;
 
@@ -74,6 +75,7 @@ use receive_stream::ReceiveStream;
 use send_stream::{MessageState, SendStream};
 use slab::Slab;
 use timers::Timers;
+use train::Train;
 
 /// NACK: the number did not come.
 const NACK_GAP: u8 = 1;
@@ -260,6 +262,10 @@ pub struct Endpoint {
     last_sent: u32,
     /// The payloads of the frame being written; kept for its memory.
     sources: Vec<turn::Source>,
+    /// The next frame, as long as nothing happens.
+    train: Option<Train>,
+    #[cfg(test)]
+    no_trains: bool,
     /// Peers with something to send, by priority.
     ready: [VecDeque<u32>; 2],
     /// Bytes of high priority until it is low's turn, negative.
@@ -301,6 +307,9 @@ impl Endpoint {
             timers: Timers::default(),
             last_sent: slab::NONE,
             sources: Vec::with_capacity(wire::MAX_CHUNKS),
+            train: None,
+            #[cfg(test)]
+            no_trains: false,
             ready: [VecDeque::new(), VecDeque::new()],
             low_due: transmit::LOW_DUE_AT_FIRST,
             resets: Resets::new(now),

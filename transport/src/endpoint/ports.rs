@@ -21,6 +21,7 @@ use crate::policy::Recovery;
 impl Endpoint {
     /// The port may receive from now on. Streams of an earlier owner stay closed.
     pub fn port_opened(&mut self, port: PortId) {
+        self.train = None;
         if let Some(open) = self.open_ports.get_mut(usize::from(port.0)) {
             *open = true;
         }
@@ -29,6 +30,7 @@ impl Endpoint {
     /// The port is gone: its receiving streams answer PORT-CLOSED from now on, its sends end (MaybeDelivered if they were
     /// transmitted: their payload is gone, they cannot be followed up).
     pub fn port_closed<H: Host>(&mut self, now: Nanos, port: PortId, host: &mut H) {
+        self.train = None;
         self.catch_up(now, host);
         let Some(open) = self.open_ports.get_mut(usize::from(port.0)) else {
             return;
@@ -78,12 +80,14 @@ impl Endpoint {
 
     /// A receive token appeared at the port.
     pub fn buffer_provided(&mut self, _now: Nanos, port: PortId) {
+        self.train = None;
         self.wake_waiting(port, 1);
     }
 
     /// The application answered an offer of this stream, which [`Host::offer`] called undecided: its message may come again. The others
     /// that wait at the port do so for something else.
     pub fn offer_answered(&mut self, _now: Nanos, key: StreamKey) {
+        self.train = None;
         let Some(slot) = self.receive_index.get(&key).copied() else {
             return;
         };

@@ -27,6 +27,7 @@ impl Endpoint {
         send: &SendRequest,
         host: &mut H,
     ) -> Result<(), Reason> {
+        self.train = None;
         let slot = match self.goes_on(&send.stream) {
             Some(slot) => slot,
             None => self.find_stream(now, send.stream, host)?,
@@ -115,6 +116,7 @@ impl Endpoint {
     /// Gives a send of this stream up. Its status follows: NotDelivered at once if it never left, else what the receiver says. Ignored if the send
     /// is settled.
     pub fn cancel(&mut self, _now: Nanos, id: SendId, stream: StreamKey) {
+        self.train = None;
         let Some(&slot) = self.send_index.get(&stream) else {
             return;
         };
@@ -144,6 +146,7 @@ impl Endpoint {
 
     /// After a failed send: what waits is sent (GM's `gm_resume_sending`).
     pub fn resume_sending(&mut self, now: Nanos, stream: StreamKey) {
+        self.train = None;
         if let Some(&slot) = self.send_index.get(&stream)
             && let Some(stream) = self.send.get_mut(slot)
         {
@@ -154,6 +157,7 @@ impl Endpoint {
 
     /// After a failed send: what was never transmitted ends as NotDelivered(Dropped), and later sends go (GM's `gm_drop_sends`).
     pub fn drop_sends<H: Host>(&mut self, now: Nanos, stream: StreamKey, host: &mut H) {
+        self.train = None;
         let Some(&slot) = self.send_index.get(&stream) else {
             return;
         };

@@ -361,6 +361,7 @@ mod round_trips;
 mod shares;
 mod sizes;
 mod statuses;
+mod trains;
 
 #[test]
 fn messages_of_all_sizes_arrive() {

@@ -15,6 +15,7 @@ use crate::ident::{Nanos, Priority};
 impl Endpoint {
     /// Does what is due at `now`.
     pub fn handle_timeout<H: Host>(&mut self, now: Nanos, host: &mut H) {
+        self.train = None;
         self.catch_up(now, host);
         self.grants.tick(now);
         self.act_on_cancels(now, host);

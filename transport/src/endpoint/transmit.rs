@@ -44,6 +44,11 @@ impl Endpoint {
         to: &mut [u8],
         host: &mut H,
     ) -> Option<Transmit> {
+        if self.train.is_some()
+            && let Some(transmit) = self.next_of_train(now, to, host)
+        {
+            return Some(transmit);
+        }
         // Most polls find nothing.
         let ready = self.ready[0].len() | self.ready[1].len();
         if ready == 0 && !self.has_errands() {
@@ -70,15 +75,21 @@ impl Endpoint {
             };
             entry.ready[class] = false;
             if let Some(transmit) = self.write_frame(now, slot, class, to, host) {
-                let len = transmit.len as i64;
-                self.low_due = match class {
-                    0 => (self.low_due - HIGH_PER_LOW * len).max(-LOW_AHEAD_MAX),
-                    _ => (self.low_due + len).min(0),
-                };
+                self.note_turn(class, transmit.len);
                 return Some(transmit);
             }
         }
         None
+    }
+
+    /// A frame of so many bytes left, in the turn of one priority.
+    #[inline]
+    pub(super) fn note_turn(&mut self, class: usize, len: usize) {
+        let len = len as i64;
+        self.low_due = match class {
+            0 => (self.low_due - HIGH_PER_LOW * len).max(-LOW_AHEAD_MAX),
+            _ => (self.low_due + len).min(0),
+        };
     }
 
     /// Whether there is anything of what is rare and comes before frames: one test for all of it.
@@ -124,6 +135,7 @@ impl Endpoint {
     ) -> Option<Transmit> {
         self.recall(slot, host);
         let entry = self.peers.get_mut(slot)?;
+        let read_at = now;
         let now = entry.stamps.write(now);
         let up = entry.is_up();
         if up && entry.path.is_due() {
@@ -158,6 +170,9 @@ impl Endpoint {
         } else {
             self.finish_frame(now, slot, w, &plan, only_low, host)
         };
+        if let (Some(filled), Some(transmit)) = (plan.filled, transmit) {
+            self.begin_train(read_at, slot, filled, to, transmit);
+        }
         self.sources = plan.sources;
         transmit
     }
@@ -385,13 +400,7 @@ impl Endpoint {
         for source in &plan.sources {
             payloads.fill(source.chunk, |to| {
                 host.read_payload(source.id, source.offset, to)
-                    .unwrap_or_else(|_| {
-                        // The client's memory is gone. The rest of the frame must not suffer: this chunk goes out with a checksum
-                        // that cannot match, and the send is given up.
-                        to.fill(0);
-                        self.memory_fault(source.stream, source.number);
-                        !crc32c(to)
-                    })
+                    .unwrap_or_else(|_| self.unreadable(source.stream, source.number, to))
             });
         }
         let mut header = frame_header(&self.config, now);
@@ -429,9 +438,11 @@ impl Endpoint {
         })
     }
 
-    /// A send's memory cannot be read: its number goes on as NULL.
+    /// A send's memory cannot be read, for its client is gone: its number goes on as NULL. The rest of the frame must not suffer, so the
+    /// payload goes out with the checksum returned, which cannot match.
     #[cold]
-    fn memory_fault(&mut self, sender: u32, number: u32) {
+    pub(super) fn unreadable(&mut self, sender: u32, number: u32, payload: &mut [u8]) -> u32 {
+        payload.fill(0);
         self.counters.memory_faults += 1;
         if let Some(stream) = self.send.get_mut(sender)
             && let Some(index) = stream.index(number)
@@ -440,6 +451,7 @@ impl Endpoint {
             let _ = stream.give_up(index, Reason::BadMemory);
             self.queue_sender_control(sender);
         }
+        !crc32c(payload)
     }
 }
 

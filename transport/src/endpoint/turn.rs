@@ -49,6 +49,21 @@ pub(super) struct Plan {
     pub charged: bool,
     /// Something in the frame wants an answer.
     pub asks: bool,
+    /// Granted DATA fills the frame.
+    pub filled: Option<Filled>,
+}
+
+/// The only chunk of a frame that it fills: a piece of a long message.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Filled {
+    pub sender: u32,
+    /// The message in the stream's queue.
+    pub index: usize,
+    pub number: u32,
+    pub id: SendId,
+    pub taken: Range,
+    /// What is granted ends here.
+    pub until: u32,
 }
 
 /// What a stream did with its turn.
@@ -426,7 +441,18 @@ impl StreamWriter<'_, '_, '_> {
                     message.sent = taken.to;
                 }
                 stream.note_bytes(number, taken, self.now);
-                self.sent()
+                let turn = self.sent();
+                if matches!(turn, Turn::Filled) && self.w.chunks() == 1 && !unasked {
+                    self.plan.filled = Some(Filled {
+                        sender: self.sender,
+                        index,
+                        number,
+                        id,
+                        taken,
+                        until: to,
+                    });
+                }
+                turn
             }
         }
     }

@@ -11,6 +11,7 @@ mod fields;
 pub mod frame;
 mod parse;
 mod plain;
+mod train;
 mod writer;
 
 pub use chunk::{Chunk, Payload, StreamRef};
@@ -20,6 +21,7 @@ pub use frame::FrameHeader;
 pub(crate) use parse::Short;
 pub use parse::{Chunks, Frame, Parts, PayloadView, parse};
 pub(crate) use plain::{DATA_LEN, eager_header_len};
+pub(crate) use train::DataHeaders;
 pub use writer::{FrameWriter, Full, HEADER_AREA_MAX, MAX_CHUNKS, PayloadWriter};
 
 #[cfg(test)]

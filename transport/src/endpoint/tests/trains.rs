@@ -1,0 +1,256 @@
+//! Two pairs of nodes that are told the same, of which one knows no trains: whatever happens, nobody can tell which.
+
+use super::*;
+use crate::policy::Profile;
+
+/// Everything one pair is asked to do, both do.
+struct Twins {
+    /// With trains, and without.
+    pairs: [Pair; 2],
+    /// Of the dice that both are asked with.
+    random: u64,
+    /// Frames under way, the same of both, and to whom.
+    wire: VecDeque<(usize, Vec<u8>)>,
+    slots: Vec<(usize, u32, StreamKey)>,
+    /// Frames that belonged to a train, but for its first.
+    carried: u64,
+}
+
+impl Twins {
+    fn new(seed: u64, frame: u16, policy: Policy) -> Self {
+        let pair = |no_trains| {
+            let mut pair = Pair::new(frame);
+            for (node, side) in pair.sides.iter_mut().enumerate() {
+                let mut config = config(node as u16 + 1, frame);
+                config.policy = policy;
+                side.endpoint = Endpoint::new(config, 0);
+                side.endpoint.no_trains = no_trains;
+                for other in [1, 2] {
+                    side.endpoint.set_node(0, NodeId(other), frame);
+                }
+                for port in [5, 6] {
+                    side.endpoint.port_opened(PortId(port));
+                }
+            }
+            pair
+        };
+        Self {
+            pairs: [pair(false), pair(true)],
+            random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            wire: VecDeque::new(),
+            slots: Vec::new(),
+            carried: 0,
+        }
+    }
+
+    fn dice(&mut self, sides: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random >> 20) % sides
+    }
+
+    fn both(&mut self, mut ask: impl FnMut(&mut Pair)) {
+        self.pairs.iter_mut().for_each(&mut ask);
+    }
+
+    fn send(&mut self, from: usize) {
+        let (to, dice) = (1 + self.dice(2) as u16, self.dice(8));
+        let len = match dice {
+            0..=2 => self.dice(200),
+            3 => self.dice(6_000),
+            _ => 20_000 + self.dice(300_000),
+        };
+        let mut stream = key(to);
+        stream.local = PortId([5, 5, 5, 6][self.dice(4) as usize]);
+        stream.priority = match self.dice(4) {
+            0 => Priority::High,
+            _ => Priority::Low,
+        };
+        let slot = self.slots.len() as u32;
+        let patience = 100_000 << self.dice(24);
+        self.slots.push((from, slot, stream));
+        self.both(|pair| {
+            let (now, side) = (pair.now, &mut pair.sides[from]);
+            let bytes = (0..len).map(|i| (i as u8).wrapping_mul(31) ^ slot as u8);
+            side.host.payloads.insert(slot, bytes.collect());
+            let request = SendRequest {
+                id: id(slot, stream),
+                stream,
+                len: len as u32,
+                tag: u64::from(slot),
+                deadline: now + patience,
+                ack: crate::policy::AckMode::Policy,
+            };
+            if side.endpoint.submit(now, &request, &mut side.host).is_err() {
+                side.host.payloads.remove(&slot);
+            }
+        });
+    }
+
+    /// Frames of one node, at most so many. Expect: the same of both.
+    fn transmit(&mut self, from: usize, at_most: u64, room: usize) {
+        for _ in 0..at_most {
+            let mut frames = Vec::new();
+            let mut carried = 0;
+            self.both(|pair| {
+                let (now, side) = (pair.now, &mut pair.sides[from]);
+                carried += u64::from(side.endpoint.train.is_some());
+                let mut frame = vec![0; room];
+                let sent = side.endpoint.poll_transmit(now, &mut frame, &mut side.host);
+                side.endpoint.check_consistency();
+                frame.truncate(sent.map_or(0, |sent| sent.len));
+                frames.push((sent, frame));
+            });
+            assert_eq!(frames[0], frames[1]);
+            let Some((Some(sent), bytes)) = frames.pop() else {
+                return;
+            };
+            self.carried += carried;
+            self.wire
+                .push_back((usize::from(sent.peer.node.0 - 1), bytes));
+        }
+    }
+
+    fn deliver(&mut self) {
+        let Some((to, bytes)) = self.wire.pop_front() else {
+            return;
+        };
+        match self.dice(60) {
+            0 => return, // lost
+            1 => return self.wire.push_back((to, bytes)),
+            _ => {}
+        }
+        self.both(|pair| {
+            let (now, side) = (pair.now, &mut pair.sides[to]);
+            let _ = side
+                .endpoint
+                .handle_frame(now, &[&bytes[..]], &mut side.host);
+        });
+    }
+
+    /// Who is in the midst of a train.
+    fn at_work(&self) -> Option<usize> {
+        let mut sides = self.pairs[0].sides.iter();
+        sides.position(|side| side.endpoint.train.is_some())
+    }
+
+    /// One thing or another, and what a train that was under way makes of it.
+    fn step(&mut self) {
+        let busy = self.at_work();
+        self.happen();
+        if let Some(from) = busy {
+            let frame = usize::from(self.pairs[0].frame);
+            self.transmit(from, 2, frame);
+        }
+    }
+
+    fn happen(&mut self) {
+        let from = self.dice(2) as usize;
+        let frame = usize::from(self.pairs[0].frame);
+        match self.dice(40) {
+            0..=5 => self.send(from),
+            6..=18 => {
+                let at_most = 1 + self.dice(40);
+                self.transmit(from, at_most, frame);
+            }
+            19 => {
+                let room = frame - self.dice(400) as usize;
+                self.transmit(from, 3, room);
+            }
+            20..=30 => {
+                for _ in 0..1 + self.dice(40) {
+                    self.deliver();
+                }
+            }
+            31..=33 => {
+                let later = self.dice(2) * self.dice(100_000);
+                self.both(|pair| {
+                    pair.now += later;
+                    let now = pair.now;
+                    for side in &mut pair.sides {
+                        side.endpoint.handle_timeout(now, &mut side.host);
+                    }
+                });
+            }
+            34 => {
+                // Time alone.
+                let later = 1 << self.dice(20);
+                self.both(|pair| pair.now += later);
+            }
+            what @ 35..=38 if !self.slots.is_empty() => {
+                let nth =
+                    self.slots.len() - 1 - self.dice(self.slots.len().min(12) as u64) as usize;
+                let (from, slot, stream) = self.slots[nth];
+                self.both(|pair| {
+                    let (now, side) = (pair.now, &mut pair.sides[from]);
+                    match what {
+                        35 => side.endpoint.cancel(now, id(slot, stream), stream),
+                        36 => side.endpoint.drop_sends(now, stream, &mut side.host),
+                        // Its memory goes.
+                        37 => _ = side.host.payloads.remove(&slot),
+                        _ => side.endpoint.resume_sending(now, stream),
+                    }
+                });
+            }
+            39 if self.dice(2) == 0 => self.both(|pair| pair.provide(from, 4)),
+            39 if self.dice(2) == 0 => {
+                let from = self.at_work().unwrap_or(from);
+                self.both(|pair| pair.close_port(from));
+                self.transmit(from, 2, frame);
+                self.both(|pair| pair.open_port(from, 400));
+            }
+            _ => {
+                let from = self.at_work().unwrap_or(from);
+                let longest = [1_400, frame as u16][self.dice(2) as usize];
+                self.both(|pair| {
+                    let (now, node) = (pair.now, NodeId(2 - from as u16));
+                    pair.sides[from].endpoint.set_node(now, node, longest);
+                });
+            }
+        }
+    }
+
+    /// What applications were told, and what was counted.
+    fn check(&self) {
+        let [with, without] = &self.pairs;
+        for (with, without) in with.sides.iter().zip(&without.sides) {
+            assert_eq!(with.host.completed, without.host.completed);
+            assert_eq!(with.host.delivered.len(), without.host.delivered.len());
+            let counted = |side: &Side| side.endpoint.counters().iter().collect::<Vec<_>>();
+            assert_eq!(counted(with), counted(without));
+            assert_eq!(
+                with.endpoint.poll_timeout(),
+                without.endpoint.poll_timeout()
+            );
+        }
+    }
+}
+
+fn id(slot: u32, stream: StreamKey) -> SendId {
+    SendId {
+        port: stream.local,
+        slot,
+        generation: 1,
+    }
+}
+
+// Whatever happens between any two frames, at three lengths of frames and under each set of answers. Expect: the same frames, byte for byte, the same
+// told, the same counted; and many of the frames belonged to trains, where there are any.
+#[test]
+fn nobody_can_tell_a_frame_of_a_train_from_another() {
+    for profile in Profile::ALL {
+        let mut carried = 0;
+        for seed in 1..tries(16) {
+            let frame = [1_472, 3_470, 8_972][seed as usize % 3];
+            let mut twins = Twins::new(seed, frame, profile.policy());
+            for _ in 0..1_500 {
+                twins.step();
+                twins.check();
+            }
+            carried += twins.carried;
+        }
+        let expected = profile.policy().on_timeout != crate::policy::OnTimeout::Resend;
+        assert_eq!(carried > 500, expected, "{}: {carried}", profile.name());
+    }
+}

@@ -1,0 +1,161 @@
+//! Trains: DATA after DATA of one message, each frame full of it.
+//!
+//! Problem: a long message is hundreds of frames that differ in an offset, a time stamp and two checksums, and each took the whole way of
+//! `transmit`: whose turn it is, what that peer is owed, which stream, which message, how much of it, and then every field of two headers. Some 1,350
+//! instructions, of which the copy of the payload is none: a tenth of what a frame of 1,500 bytes costs its sender, the kernel's part included.
+//!
+//! Idea: who wrote a frame of nothing but granted DATA, which filled it, for the only peer that has something to say, of the only stream that has, knows
+//! the next one as long as nothing happens: the same decisions lead to the same chunk, further on. So that frame's headers and place
+//! are kept, and the next polls at the same time write what differs. Whatever the endpoint is told ends the train ([`Endpoint::train`] is
+//! `None` after any call but [`Endpoint::poll_transmit`]), as do a later time, another room to write into, and the last piece that fills a frame; then the general
+//! way decides again. It must not be possible to tell from the frames which way they went.
+//!
+//! Rejected: to judge again whether each reason to send something else is still absent (a third of what is saved, and every new reason would have to
+//! be known in two places); several messages or peers in turn (their frames alternate, so each needs its own template and its turn).
+//!
+//! Invariants: a frame of a train is the one that the general way would have written, byte for byte, and leaves the same behind
+//! (`tests/trains.rs`); nothing that is not granted, or was asked for again, or is charged to the credit, travels in a train's frames after the first.
+
+use super::round_trip::stamp;
+use super::turn::Filled;
+use super::{Endpoint, Transmit};
+use crate::host::Host;
+use crate::ident::Nanos;
+use crate::policy::OnTimeout;
+use crate::wire::DataHeaders;
+use crate::wire::chunk::Range;
+
+/// What the next frame takes from the one before.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Train {
+    now: Nanos,
+    /// Bytes there were to write into.
+    room: usize,
+    slot: u32,
+    /// The queue in which the peer is ready.
+    class: usize,
+    /// The last piece. The message has as much again, and more, or the train ends.
+    filled: Filled,
+    headers: DataHeaders,
+    transmit: Transmit,
+}
+
+impl Endpoint {
+    /// The frame just written for `slot` was filled by DATA: does it begin a train?
+    pub(super) fn begin_train(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        filled: Filled,
+        frame: &[u8],
+        transmit: Transmit,
+    ) {
+        #[cfg(test)]
+        if self.no_trains {
+            return;
+        }
+        // If it were otherwise for another reason, something else would have filled the frame, or come before it.
+        let alone = self.ready[0].len() + self.ready[1].len() == 1;
+        let only_stream = self.peers.get(slot).is_some_and(|entry| {
+            // Control comes from a payload that could not be read.
+            entry.active[0].len() + entry.active[1].len() == 1 && entry.sender_control.is_empty()
+        });
+        // A timer that sends again restarts with each frame.
+        let restarts = self.config.policy.on_timeout == OnTimeout::Resend;
+        if !alone || !only_stream || restarts || !filled.has_another() {
+            return;
+        }
+        self.train = DataHeaders::of(frame).map(|headers| Train {
+            now,
+            room: frame.len(),
+            slot,
+            class: usize::from(self.ready[0].is_empty()),
+            filled,
+            headers,
+            transmit,
+        });
+    }
+
+    /// The train's next frame; `None` if there is none, and the general way decides.
+    #[inline]
+    pub(super) fn next_of_train<H: Host>(
+        &mut self,
+        now: Nanos,
+        to: &mut [u8],
+        host: &mut H,
+    ) -> Option<Transmit> {
+        let Self {
+            train,
+            send,
+            peers,
+            counters,
+            ..
+        } = self;
+        let Some(train) = train.as_mut().filter(|t| t.fits(now, to.len())) else {
+            self.train = None;
+            return None;
+        };
+        let (class, transmit) = (train.class, train.transmit);
+        let filled = train.filled.next();
+        let (headers, payload) = to.get_mut(..transmit.len)?.split_first_chunk_mut()?;
+        let stream = send.get_mut(filled.sender)?;
+        let entry = peers.get_mut(train.slot)?;
+
+        let at = entry.stamps.write(now);
+        let (_, held) = entry.stamps.echo(at);
+        stream.queue.get_mut(filled.index)?.sent = filled.taken.to;
+        stream.note_bytes(filled.number, filled.taken, at);
+        counters.chunks_sent += 1;
+        counters.frames_sent += 1;
+        counters.bytes_sent += transmit.len as u64;
+        train.filled = filled;
+        train.headers.go_on(stamp(at), held, filled.taken.from);
+        match host.read_payload(filled.id, filled.taken.from, payload) {
+            Ok(crc) => {
+                train.headers.seal(crc, headers);
+                if !filled.has_another() {
+                    self.train = None;
+                }
+            }
+            Err(_) => {
+                // An event like any other.
+                if let Some(mut train) = self.train.take() {
+                    let crc = self.unreadable(filled.sender, filled.number, payload);
+                    train.headers.seal(crc, headers);
+                }
+            }
+        }
+        self.note_turn(class, transmit.len);
+        Some(transmit)
+    }
+}
+
+impl Train {
+    /// Whether the next frame may be of it.
+    fn fits(&self, now: Nanos, room: usize) -> bool {
+        (self.now, self.room) == (now, room)
+    }
+}
+
+impl Filled {
+    /// Bytes of a piece.
+    fn bytes(&self) -> u32 {
+        self.taken.to - self.taken.from
+    }
+
+    /// Whether what is left fills a frame.
+    fn has_another(&self) -> bool {
+        self.until - self.taken.to >= self.bytes()
+    }
+
+    fn next(self) -> Self {
+        let (from, bytes) = (self.taken.to, self.bytes());
+        Self {
+            taken: Range {
+                from,
+                to: from + bytes,
+            },
+            ..self
+        }
+    }
+}
