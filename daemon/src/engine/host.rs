@@ -305,7 +305,7 @@ impl Host for EngineHost {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn read_payload(
         &mut self,
         send: SendId,

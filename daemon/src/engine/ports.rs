@@ -331,7 +331,7 @@ impl Port {
     }
 
     /// Copies payload of a send and returns its CRC32C. `None` if there is no such payload.
-    #[inline]
+    #[inline(always)]
     pub(super) fn read_payload(
         &self,
         slot: u32,

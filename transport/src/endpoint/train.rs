@@ -17,7 +17,7 @@
 //! (`tests/trains.rs`); nothing that is not granted, or was asked for again, or is charged to the credit, travels in a train's frames after the first.
 
 use super::round_trip::stamp;
-use super::turn::Filled;
+use super::turn::{Filled, Plan};
 use super::{Endpoint, Transmit};
 use crate::host::Host;
 use crate::ident::Nanos;
@@ -42,14 +42,18 @@ pub(super) struct Train {
 
 impl Endpoint {
     /// The frame just written for `slot` was filled by DATA: does it begin a train?
+    #[inline(never)]
     pub(super) fn begin_train(
         &mut self,
         now: Nanos,
         slot: u32,
-        filled: Filled,
+        plan: &Plan,
         frame: &[u8],
-        transmit: Transmit,
+        transmit: Option<Transmit>,
     ) {
+        let (Some(filled), Some(transmit)) = (plan.filled, transmit) else {
+            return;
+        };
         #[cfg(test)]
         if self.no_trains {
             return;
@@ -77,7 +81,7 @@ impl Endpoint {
     }
 
     /// The train's next frame; `None` if there is none, and the general way decides.
-    #[inline]
+    #[inline(never)]
     pub(super) fn next_of_train<H: Host>(
         &mut self,
         now: Nanos,

@@ -44,11 +44,6 @@ impl Endpoint {
         to: &mut [u8],
         host: &mut H,
     ) -> Option<Transmit> {
-        if self.train.is_some()
-            && let Some(transmit) = self.next_of_train(now, to, host)
-        {
-            return Some(transmit);
-        }
         // Most polls find nothing.
         let ready = self.ready[0].len() | self.ready[1].len();
         if ready == 0 && !self.has_errands() {
@@ -59,6 +54,11 @@ impl Endpoint {
 
     #[inline(never)]
     fn next_frame<H: Host>(&mut self, now: Nanos, to: &mut [u8], host: &mut H) -> Option<Transmit> {
+        if self.train.is_some()
+            && let Some(transmit) = self.next_of_train(now, to, host)
+        {
+            return Some(transmit);
+        }
         if self.has_errands() {
             self.act_on_cancels(now, host);
             if let Some(transmit) = self.write_reset(now, to) {
@@ -170,8 +170,8 @@ impl Endpoint {
         } else {
             self.finish_frame(now, slot, w, &plan, only_low, host)
         };
-        if let (Some(filled), Some(transmit)) = (plan.filled, transmit) {
-            self.begin_train(read_at, slot, filled, to, transmit);
+        if plan.filled.is_some() {
+            self.begin_train(read_at, slot, &plan, to, transmit);
         }
         self.sources = plan.sources;
         transmit
