@@ -472,6 +472,28 @@ pub(super) mod tests {
         }
     }
 
+    // Headers of one frame in front of another that is as long. Expect: as if they had been built for it; where they depend on what is in it, they are not to be had.
+    #[test]
+    fn what_can_be_repeated_fits_the_next_frame() {
+        for kind in ["ethernet", "v4", "v6"] {
+            let (sender, receiver, target) = pair(kind);
+            let first = built(&sender, &target, 1_400);
+            let mut next = first.clone();
+            let at = sender.overhead();
+            next[at..].reverse();
+            sender.build(&mut next, &target).unwrap();
+            let headers = sender.repeatable(&first);
+            assert_eq!(headers.is_some(), kind == "v4");
+            if let Some(headers) = headers {
+                let mut repeated = next.clone();
+                repeated[..at].fill(0xEE);
+                repeated[..REPEATABLE].copy_from_slice(&headers);
+                assert_eq!(repeated, next);
+                assert!(receiver.parse(&repeated, repeated.len()).is_ok());
+            }
+        }
+    }
+
     #[test]
     fn every_truncated_length_is_refused() {
         for kind in ["v4", "v6"] {
