@@ -72,6 +72,28 @@ fn every_size_over_ethernet_at_9000() {
     every_size_crosses(9000, Encap::Ethernet);
 }
 
+// A node streams to two others at once, so that frames as long as each other go to either in one turn. Expect: all of it arrives, and nobody is
+// sent what is another's.
+#[test]
+fn two_peers_at_once_are_each_sent_their_own() {
+    let cluster = Cluster::start(Lab::builder().nodes(3));
+    let sizes = [1 << 20; 24];
+    let mut pairs = [(9, 2), (10, 3)].map(|(port, node)| {
+        let one = cluster.open(1, options(port, 1 << 20));
+        (one, cluster.open(node, options(5, 1 << 20)))
+    });
+    std::thread::scope(|scope| {
+        for (one, two) in &mut pairs {
+            scope.spawn(|| between(one, two, &sizes, LIST));
+        }
+    });
+    for node in [1, 2, 3] {
+        let counters = cluster.lab.node(node).report("counters").unwrap();
+        let misled = &counters["engines"][0]["counters"]["transport_frames_not_for_us"];
+        assert_eq!(misled.as_u64(), Some(0), "node {node}");
+    }
+}
+
 #[test]
 fn every_size_between_ports_of_one_node() {
     // A node without any peer.
