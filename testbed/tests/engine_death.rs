@@ -112,6 +112,51 @@ fn streams_between_two_engines_of_a_node_survive_either() {
     survive(&cluster, all, &rounds.repeat(3));
 }
 
+/// Does a process run only when nobody else wants to (field 41 of proc_pid_stat(5))?
+fn is_in_background(pid: i32) -> bool {
+    const SCHED_IDLE: &str = "5";
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
+        return false; // gone
+    };
+    let after_name = stat.rsplit(')').next().unwrap();
+    after_name.split_whitespace().nth(41 - 3) == Some(SCHED_IDLE)
+}
+
+// No processor is ever idle, and an engine is killed. Expect: it may make way for others while it dies, but not for long: what it holds of the kernel's
+// locks the next standby and every other process wait for.
+#[test]
+fn a_dying_engine_does_not_starve() {
+    const SPINNERS: usize = 8;
+    let cluster = Cluster::start(Lab::builder());
+    let daemon = cluster.daemon(1);
+    let ready = |status: &serde_json::Value| status["engines"][0]["standby"] == "ready";
+    daemon.wait_status("a standby", BACK, ready).unwrap();
+    let over = AtomicBool::new(false);
+    let processors = std::thread::available_parallelism().unwrap().get();
+    std::thread::scope(|scope| {
+        for _ in 0..SPINNERS * processors {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let dying = daemon.engine_pids().unwrap()[0];
+        kill(dying);
+        wait_replaced(daemon, &[dying]);
+        let replaced = Instant::now();
+        while is_in_background(dying) {
+            if replaced.elapsed() > Duration::from_secs(2) {
+                over.store(true, Ordering::Relaxed);
+                panic!("it is in the background still");
+            }
+            std::thread::yield_now();
+        }
+        daemon.wait_status("the next standby", BACK, ready).unwrap();
+        over.store(true, Ordering::Relaxed);
+    });
+}
+
 // Messages of megabytes are under way whenever an engine dies. Expect: each delivered, every byte right, in order.
 #[test]
 fn long_messages_survive() {

@@ -20,9 +20,9 @@ use super::watchdog::{Armed, Seen, now_ns};
 use crate::engine_link::ToEngine;
 
 /// A standby that takes longer to map everything is hung.
-const PREPARED_WITHIN: Duration = Duration::from_secs(10);
+pub(super) const PREPARED_WITHIN: Duration = Duration::from_secs(10);
 /// So long it is prepared in the time that others leave.
-const AT_LEISURE: Duration = Duration::from_millis(100);
+pub(super) const AT_LEISURE: Duration = Duration::from_millis(100);
 /// An engine that takes longer to take over is hung.
 const TAKEN_OVER_WITHIN: Duration = Duration::from_secs(2);
 /// More than a link holds when its engine dies.

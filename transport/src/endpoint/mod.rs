@@ -266,6 +266,9 @@ pub struct Endpoint {
     train: Option<Train>,
     #[cfg(test)]
     no_trains: bool,
+    /// Frames of trains, but for the first of each.
+    #[cfg(test)]
+    of_trains: u64,
     /// Peers with something to send, by priority.
     ready: [VecDeque<u32>; 2],
     /// Bytes of high priority until it is low's turn, negative.
@@ -310,6 +313,8 @@ impl Endpoint {
             train: None,
             #[cfg(test)]
             no_trains: false,
+            #[cfg(test)]
+            of_trains: 0,
             ready: [VecDeque::new(), VecDeque::new()],
             low_due: transmit::LOW_DUE_AT_FIRST,
             resets: Resets::new(now),
@@ -441,6 +446,7 @@ impl Endpoint {
     /// Panics when an internal invariant is broken. For tests, after every step.
     pub fn check_consistency(&self) {
         self.timers.check_consistency();
+        self.check_train();
         self.grants
             .check_consistency(&self.longs, &self.config.policy);
         self.check_shares();

@@ -16,7 +16,10 @@
 //! Invariants: a frame of a train is the one that the general way would have written, byte for byte, and leaves the same behind
 //! (`tests/trains.rs`); nothing that is not granted, or was asked for again, or is charged to the credit, travels in a train's frames after the first.
 
+use alloc::collections::VecDeque;
+
 use super::round_trip::stamp;
+use super::send_stream::MessageState;
 use super::turn::{Filled, Plan};
 use super::{Endpoint, Transmit};
 use crate::host::Host;
@@ -129,8 +132,38 @@ impl Endpoint {
                 }
             }
         }
+        #[cfg(test)]
+        {
+            self.of_trains += 1;
+        }
         self.note_turn(class, transmit.len);
         Some(transmit)
+    }
+
+    /// Panics if the next frame would not be what the general way decides.
+    pub(super) fn check_train(&self) {
+        let Some(train) = &self.train else {
+            return;
+        };
+        let filled = train.filled;
+        let stream = self.send.get(filled.sender).expect("a train of no stream");
+        let message = stream.queue.get(filled.index).expect("of no message");
+        assert_eq!(stream.number(filled.index), filled.number, "of another");
+        assert_eq!(message.request.id, filled.id, "of another send");
+        assert_eq!(message.state, MessageState::Live, "of one that is over");
+        assert_eq!(
+            (message.sent, message.granted),
+            (filled.taken.to, filled.until),
+            "from another place"
+        );
+        assert!(stream.resend.is_empty() && !stream.lost && stream.follows.is_none());
+        let ready = [&self.ready[0], &self.ready[1]].map(VecDeque::len);
+        let class = usize::from(ready[0] == 0);
+        assert_eq!(ready[0] + ready[1], 1, "beside somebody else");
+        assert_eq!(self.ready[class].front(), Some(&train.slot));
+        assert_eq!(stream.peer, train.slot);
+        assert!(self.cancelled.is_empty() && self.orphans.len() == 0);
+        assert!(self.resets.queue.is_empty());
     }
 }
 

@@ -219,7 +219,7 @@ impl Launcher for Processes {
         let (ours, theirs) = link()?;
         let name = format!("portoland: engine {queue}");
         let mut arguments: Vec<&[u8]> = vec![name.as_bytes(), b"engine"];
-        if urgency == Urgency::Idle {
+        if urgency == Urgency::Idle && vitals::may_take_back_idleness() {
             arguments.push(b"--at-leisure");
         }
         let child = self.start(&arguments, Some(theirs), None)?;

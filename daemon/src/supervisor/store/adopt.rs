@@ -34,10 +34,9 @@ use crate::supervisor::poll::{EventFlags, Source, Timer};
 use crate::supervisor::ports::Phase;
 use crate::supervisor::recovery::Cause;
 use crate::supervisor::spawn::Child;
+use crate::supervisor::succession::{AT_LEISURE, PREPARED_WITHIN};
 use crate::supervisor::watchdog::vitals;
 
-/// A standby that was being prepared is done within this.
-const PREPARED_WITHIN: Duration = Duration::from_secs(10);
 /// The bits of a futex word that name a thread.
 const THREAD: u32 = 0x3fff_ffff;
 
@@ -206,6 +205,8 @@ impl Supervisor {
         let stage = Stage::Preparing(Instant::now() + PREPARED_WITHIN);
         let mut process = Process::new(launch, child, left.link, stage);
         if ending {
+            // If it does so in the background, nobody else ends that (`watchdog/background.rs`). It may be dead by now.
+            let _ = vitals::make_ordinary(pid);
             engine.leaving.push(process);
             return Ok(());
         }
@@ -263,6 +264,9 @@ impl Supervisor {
             }
             (Some(_), Some(launch)) => {
                 self.tell_one(index, launch, &ToEngine::StandBy, Vec::new());
+                // Who prepares itself in the background does so no longer.
+                let leisure_ends = Instant::now() + AT_LEISURE;
+                self.poll.set_timer(leisure_ends, Timer::Engine(queue));
                 self.poll
                     .set_timer(now + PREPARED_WITHIN, Timer::Engine(queue));
             }

@@ -10,10 +10,17 @@
 //! its niceness changed and changed back every [`EVERY_NS`], by a thread that runs before all ordinary ones. Whoever gave the
 //! core away has it back by then.
 //!
+//! And who is in the background may hold what others wait for. A process that dies, or is being prepared, takes the kernel's lock on who maps a file
+//! (`i_mmap_rwsem`; that of the C library is everybody's), and on processors that are never idle it has a three-hundredth of one at best: whoever
+//! maps that file, starts or ends waits meanwhile. Dying engines left there had others wait for up to 9 s (measured, with as many busy processes as 8). So
+//! **nobody is in the background for long**: who dies is made an ordinary process after [`LONGEST_NS`], who is prepared by the main thread
+//! (`succession.rs`), and without the right to take it back nobody is put there ([`vitals::make_idle`]).
+//!
 //! Rejected: engines that keep their core (they would take it from the application that they serve); an ordinary process instead (it
 //! takes the core from whoever needs it); real-time priority, to have it over with (milliseconds at once).
 
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::process::{Pid, getpriority_process, setpriority_process};
 
@@ -21,6 +28,9 @@ use super::vitals;
 
 /// From one interruption to the next: what a message may wait. Each takes some microseconds of a core.
 pub const EVERY_NS: u64 = 100_000;
+
+/// How long who dies is in the background. Dying takes a millisecond or two of a core: with any leisure it is over by then.
+pub const LONGEST_NS: u64 = 100_000_000;
 
 /// Lowest niceness.
 const LOWEST: i32 = -20;
@@ -35,16 +45,33 @@ struct Entry {
     /// It has been in the background.
     was_there: bool,
     until_ns: u64,
+    /// It is dying, and its pidfd: then it is an ordinary process.
+    dying: Option<OwnedFd>,
 }
 
 impl Background {
     /// This process runs when nobody else wants to, or will: looked after until it does not any more, is gone, or this time has come.
     pub fn add(&mut self, pid: i32, until_ns: u64) {
+        self.watch(pid, until_ns, None);
+    }
+
+    /// This process is dying. It does so when nobody else wants to run, until this time has come.
+    ///
+    /// # Errors
+    /// As for [`vitals::make_idle`]: it is where it was.
+    pub fn lay_out(&mut self, pid: i32, exit: OwnedFd, until_ns: u64) -> io::Result<()> {
+        vitals::make_idle(pid)?;
+        self.watch(pid, until_ns, Some(exit));
+        Ok(())
+    }
+
+    fn watch(&mut self, pid: i32, until_ns: u64, dying: Option<OwnedFd>) {
         self.0.retain(|entry| entry.pid != pid);
         self.0.push(Entry {
             pid,
             was_there: false,
             until_ns,
+            dying,
         });
     }
 
@@ -58,7 +85,14 @@ impl Background {
             }
             let leaves = entry.was_there && !is_there;
             entry.was_there |= is_there;
-            !leaves && now_ns < entry.until_ns
+            let over = now_ns >= entry.until_ns;
+            if let Some(exit) = entry.dying.as_ref().filter(|_| over && is_there)
+                && !vitals::is_readable(exit.as_fd())
+            {
+                // It ends at this very moment: as good.
+                let _ = vitals::make_ordinary(entry.pid);
+            }
+            !leaves && !over
         });
         (!self.0.is_empty()).then_some(now_ns + EVERY_NS)
     }
@@ -137,10 +171,10 @@ mod tests {
         let mut all = Background::default();
         all.add(thread.0, u64::MAX);
         assert_eq!(all.interrupt(7), Some(7 + EVERY_NS));
-        vitals::make_idle(thread.0).unwrap();
-        assert!(all.interrupt(8).is_some());
-        assert!(all.interrupt(9).is_some());
-        if vitals::make_ordinary(thread.0).is_ok() {
+        if vitals::make_idle(thread.0).is_ok() {
+            assert!(all.interrupt(8).is_some());
+            assert!(all.interrupt(9).is_some());
+            vitals::make_ordinary(thread.0).unwrap();
             assert_eq!(all.interrupt(10), None);
         }
         let mut all = Background::default();
@@ -150,5 +184,34 @@ mod tests {
         assert_eq!(all.0.len(), 1);
         assert_eq!(all.interrupt(100), None);
         thread.end();
+    }
+
+    // Two that die: one takes its time, one is gone when its time has come, and its number another's who is there of its own accord. And one that
+    // is prepared. Expect: only the first is an ordinary one then, and not before.
+    #[test]
+    fn who_dies_is_not_there_for_long() {
+        let [slow, gone, prepared] = [Waits::start(), Waits::start(), Waits::start()];
+        let pidfd = |readable: bool| {
+            let flags = rustix::event::EventfdFlags::empty();
+            rustix::event::eventfd(u32::from(readable), flags).unwrap()
+        };
+        let mut all = Background::default();
+        if all.lay_out(slow.0, pidfd(false), 100).is_ok() {
+            all.lay_out(gone.0, pidfd(true), 100).unwrap();
+            vitals::make_idle(prepared.0).unwrap();
+            all.add(prepared.0, 100);
+            assert!(all.interrupt(99).is_some());
+            assert!(
+                [&slow, &gone, &prepared]
+                    .iter()
+                    .all(|t| vitals::is_idle(t.0))
+            );
+            assert_eq!(all.interrupt(100), None);
+            assert!(!vitals::is_idle(slow.0));
+            assert!(vitals::is_idle(gone.0) && vitals::is_idle(prepared.0));
+        }
+        for thread in [slow, gone, prepared] {
+            thread.end();
+        }
     }
 }

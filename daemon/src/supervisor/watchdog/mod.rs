@@ -492,10 +492,12 @@ impl Guard {
         drop(places);
         drop(before);
         // Taking down its page tables keeps its processor for a millisecond and more, from applications and perhaps from the successor;
-        // nobody waits for that any more. A number that is nobody's by now cannot be asked: then it is over.
-        if !vitals::is_readable(dead.exit.as_fd()) && vitals::make_idle(dead.pid).is_ok() {
-            let until = now_ns() + FENCED_WITHIN_NS;
-            self.shared.background().add(dead.pid, until);
+        // nobody waits for that any more. A number that is nobody's by now cannot be asked: then it is over. Out of descriptors: then it is in the way.
+        if !vitals::is_readable(dead.exit.as_fd())
+            && let Ok(exit) = dead.exit.try_clone()
+        {
+            let until = now_ns() + background::LONGEST_NS;
+            let _ = self.shared.background().lay_out(dead.pid, exit, until);
         }
         if told {
             ring(&self.bell);

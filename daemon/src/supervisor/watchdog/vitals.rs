@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::thread::CapabilitySet;
 use rustix::thread::futex::{self, Wait, WaitFlags, WaitPtr, WaitvFlags};
 use std::sync::atomic::AtomicU32;
 
@@ -90,15 +91,24 @@ pub fn make_urgent(pid: i32, priority: i32) -> io::Result<()> {
 /// Has a process run only when its processor has nothing else to do.
 ///
 /// # Errors
-/// EPERM if it is another user's and CAP_SYS_NICE is missing, ESRCH if there is none.
+/// EPERM without CAP_SYS_NICE, by which alone it could be taken back; ESRCH if there is no such process.
 pub fn make_idle(pid: i32) -> io::Result<()> {
+    if !may_take_back_idleness() {
+        return Err(io::Error::from_raw_os_error(libc::EPERM));
+    }
     schedule(pid, libc::SCHED_IDLE, 0)
+}
+
+/// May this thread make an idle process an ordinary one again (`can_nice`, kernel/sched/syscalls.c)?
+pub fn may_take_back_idleness() -> bool {
+    let have = rustix::thread::capabilities(None);
+    have.is_ok_and(|have| have.effective.contains(CapabilitySet::SYS_NICE))
 }
 
 /// Has a process run like everybody.
 ///
 /// # Errors
-/// As for [`make_idle`].
+/// EPERM if it is idle or another user's and CAP_SYS_NICE is missing, ESRCH if there is none.
 pub fn make_ordinary(pid: i32) -> io::Result<()> {
     schedule(pid, libc::SCHED_OTHER, 0)
 }
