@@ -8,7 +8,7 @@
 //!
 //! Idea: **as long as nobody waits for it, it takes its time.** Until it looks after its engines it is nice and asks for short turns, so that whoever
 //! wants the processor is chosen before it, and a timer interrupts it every [`TURN`], from its first instruction on (`entry.rs`). Then it pauses for
-//! [`PAUSE`], so that of some three hundred deliveries one is late; it heeds meanwhile whoever might need it: an engine that has died or says something, an
+//! [`PAUSE`], so that of some two hundred deliveries one is late; it heeds meanwhile whoever might need it: an engine that has died or says something, an
 //! application that connects or asks. As soon as one does there are no pauses any more, and a turn's end only has the kernel choose anew who
 //! runs (`watchdog/background.rs` says how).
 //!
@@ -40,7 +40,7 @@ const AT_MOST: Duration = Duration::from_millis(2500);
 /// And what a busy machine may cost who waits.
 const AT_MOST_WAITED_FOR: Duration = Duration::from_millis(40);
 /// Between turns as long as nobody waits.
-const PAUSE: Duration = Duration::from_millis(16);
+const PAUSE: Duration = Duration::from_millis(10);
 /// Weighs a ninth of an ordinary one (`sched_prio_to_weight`, kernel/sched/core.c). With 15 it comes back later and is no less in the way.
 const NICE: i32 = 10;
 /// The kernel's least.
