@@ -16,13 +16,14 @@ use super::recovery::Cause;
 use super::reset::Reset;
 use super::spawn::{Child, Urgency};
 use super::store::Name;
+use super::watchdog::background::LONGEST_NS;
 use super::watchdog::{Armed, Seen, now_ns};
 use crate::engine_link::ToEngine;
 
 /// A standby that takes longer to map everything is hung.
 pub(super) const PREPARED_WITHIN: Duration = Duration::from_secs(10);
 /// So long it is prepared in the time that others leave.
-pub(super) const AT_LEISURE: Duration = Duration::from_millis(100);
+pub(super) const AT_LEISURE: Duration = Duration::from_nanos(LONGEST_NS);
 /// An engine that takes longer to take over is hung.
 const TAKEN_OVER_WITHIN: Duration = Duration::from_secs(2);
 /// More than a link holds when its engine dies.

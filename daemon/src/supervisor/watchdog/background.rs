@@ -29,7 +29,7 @@ use super::vitals;
 /// From one interruption to the next: what a message may wait. Each takes some microseconds of a core.
 pub const EVERY_NS: u64 = 100_000;
 
-/// How long who dies is in the background. Dying takes a millisecond or two of a core: with any leisure it is over by then.
+/// How long anybody is in the background. Dying takes a millisecond or two of a core, being prepared a few: with any leisure it is over by then.
 pub const LONGEST_NS: u64 = 100_000_000;
 
 /// Lowest niceness.
