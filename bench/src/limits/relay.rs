@@ -17,7 +17,7 @@ use crate::actor::{Answer, Orders, Phase};
 const KICK: usize = 64;
 /// Empty looks before the core is given away, while that pays: about as long as an engine of Portolan looks then. It learns as an engine does, so that
 /// neither is luckier than the other; with the core given away at every empty look the relay took 4.1 us where it takes 3.1 so.
-const LOOKS: u32 = 40;
+const LOOKS: u64 = 40;
 /// Empty looks between two reports of what was dropped: that is a system call.
 const TELL: u32 = 4096;
 /// How often the core is given away for an application that has no room, before its message is dropped: it may be gone.
@@ -42,12 +42,14 @@ pub fn run(role: &RelayRole, orders: &Orders) -> Result<()> {
     let mut socket = Socket::open(&role.wire)?;
     orders.answer(&Answer::Ready)?;
     let mut idle = 0u32;
+    let mut looks = 0u64;
     let mut patience = Patience::new(LOOKS);
     while orders.phase() != Phase::Over {
+        looks = looks.wrapping_add(1);
         let sent = outward.turn(&mut socket);
         let came = inward.application.has_room()
             && socket.receive(|label, bytes| inward.piece(label, bytes));
-        let gives_way = patience.ends(sent || came, sent, came, false);
+        let gives_way = patience.ends(looks, sent || came, sent, came, false);
         if !sent && !came {
             idle = idle.wrapping_add(1);
             if idle.is_multiple_of(TELL) {
