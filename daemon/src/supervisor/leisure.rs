@@ -7,15 +7,18 @@
 //! a gap, though nothing that carries their messages has failed.
 //!
 //! Idea: **as long as nobody waits for it, it takes its time.** Until it looks after its engines it is nice and asks for short turns, so that whoever
-//! wants the processor is chosen before it, and a timer interrupts it every [`TURN`], from its first instruction on (`entry.rs`). Then it pauses for
-//! [`PAUSE`], so that of some two hundred deliveries one is late; it heeds meanwhile whoever might need it: an engine that has died or says something, an
-//! application that connects or asks. As soon as one does there are no pauses any more, and a turn's end only has the kernel choose anew who
-//! runs (`watchdog/background.rs` says how).
+//! wants the processor is chosen before it, and a timer interrupts it after each [`TURN`], from its first instruction on (`entry.rs`). Then it pauses for
+//! [`PAUSE`], so that of some two hundred deliveries one is late, and by less than deliveries are anyhow; it heeds meanwhile whoever might need it: an engine
+//! that has died or says something, an application that connects or asks. As soon as one does there are no pauses any more, and a turn's end only has the
+//! kernel choose anew who runs (`watchdog/background.rs` says how).
+//!
+//! An epoll watches them: to ask poll(2) about twelve descriptors, whose lines have left the caches each time, took a fifth of all it did.
 //!
 //! Rejected: SCHED_IDLE, with which it comes back after 44 to 200 ms instead of 9 to 21 and is hardly less in the way; a thread before all
 //! ordinary ones that has the kernel choose, for each time it wakes it takes a processor from somebody, in all as long as the supervisor
 //! itself; to choose less often (each turn is a gap) or more often (each choice costs some 45 us of cold caches); short pauses of a turn or two,
-//! which only stretch what is in the way; and a niceness set in the unit, which nobody would end.
+//! which only stretch what is in the way; long turns (of 60 us one in six made a gap of 150 us and more, of 35 hardly any), or long
+//! ones among those who wake for each message (p99 was 1.3 times as long); and a niceness set in the unit, which nobody would end.
 //!
 //! What must hold: there is an end for certain. It is nice, not idle, so among busy processes it has its turns; and the timer's handler, which then
 //! runs before anything else, makes it an ordinary one without pauses after [`AT_MOST`], or [`AT_MOST_WAITED_FOR`] after somebody began to wait. An
@@ -32,10 +35,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{Pid, getpriority_process, setpriority_process};
 
-use super::store::inherit::Inherited;
-
 /// A node without a supervisor's eyes for so long is what peace may cost; its watchdog's are open earlier. Coming back takes 3 to 10 ms of a core,
-/// so some hundred pauses.
+/// and as much again or more for caches that others have used, so one to three hundred pauses.
 const AT_MOST: Duration = Duration::from_millis(2500);
 /// And what a busy machine may cost who waits.
 const AT_MOST_WAITED_FOR: Duration = Duration::from_millis(40);
@@ -45,8 +46,15 @@ const PAUSE: Duration = Duration::from_millis(10);
 const NICE: i32 = 10;
 /// The kernel's least.
 const SHORT: Duration = Duration::from_micros(100);
-/// From one choice to the next.
-const TURN: Duration = Duration::from_micros(120);
+/// From one pause to the next.
+const TURN: Duration = Duration::from_micros(35);
+/// Who has had so much of the processor in a turn was alone. If others came in between, as those do who wake for each message, it goes on for another
+/// turn: it would get nowhere otherwise.
+const ALONE: Duration = Duration::from_micros(33);
+/// So many of those in a row are enough.
+const IN_COMPANY: u32 = 8;
+/// From one choice to the next, if there are no pauses.
+const CHOICE: Duration = Duration::from_micros(120);
 /// Who has had less of the processor since the last choice goes on.
 const RAN: Duration = Duration::from_micros(60);
 
@@ -58,16 +66,6 @@ impl Leisure {
     /// The one of this process; for its first thread.
     pub fn begun() -> Self {
         Self(())
-    }
-
-    /// Takes over what a predecessor left, and heeds who may wait by the numbers they have afterwards.
-    pub fn inherit(&self) -> Inherited {
-        undisturbed(|| {
-            let inherited = Inherited::from_environment();
-            #[cfg(target_arch = "x86_64")]
-            entry::heed(inherited.who_may_wait());
-            inherited
-        })
     }
 
     /// From now on everybody here runs like others, or as it chose.

@@ -47,7 +47,7 @@ const BACKLOG: i32 = 4096;
 /// What is in the way and what to do, one line each.
 pub fn run(file: &Path, mut leisure: Leisure) -> anyhow::Result<()> {
     // First: before anything else can have these numbers.
-    let inherited = leisure.inherit();
+    let inherited = Inherited::from_environment();
     let kernel = running_kernel()?;
     let was = inherited.interface();
     let mut plan = self::plan(file, &kernel, was.clone())?;

@@ -11,7 +11,9 @@ use std::arch::global_asm;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-use super::{AT_MOST, AT_MOST_WAITED_FOR, NICE, PAUSE, RAN, SHORT, TURN};
+use super::{
+    ALONE, AT_MOST, AT_MOST_WAITED_FOR, CHOICE, IN_COMPANY, NICE, PAUSE, RAN, SHORT, TURN,
+};
 use crate::supervisor::store::inherit::{FIRST, HANDOVER, LISTEN_FDNAMES, LISTEN_FDS};
 
 /// Not used by glibc (32, 33), nor by anybody here.
@@ -19,7 +21,7 @@ const SIGNAL: i32 = 41;
 
 const OFF: u32 = 0;
 const ON: u32 = 1;
-/// No timer: the kernel's numbers begin with 0.
+/// No timer, no descriptor: the kernel's numbers begin with 0.
 const NONE: i32 = -1;
 
 /// What handler and program share; they are one thread.
@@ -29,16 +31,20 @@ struct State {
     timer: AtomicI32,
     /// Until when it is nice; CLOCK_MONOTONIC nanoseconds.
     until: AtomicU64,
-    /// The thread's processor time when it last went on.
+    /// The thread's processor time when the kernel last chose, or the last turn ended.
     chosen: AtomicU64,
     /// How nice it is.
     nice: AtomicI32,
-    /// How many of `HEEDED` there are; with none it does not pause.
+    /// How many `epoll` watches; with none it does not pause.
     heeded: AtomicU32,
     /// How often it has paused.
     pauses: AtomicU32,
     /// Was it seen that somebody waits?
     waited_for: AtomicU32,
+    /// Watches whoever may come to wait.
+    epoll: AtomicI32,
+    /// Turns since the last pause in which others came in between.
+    in_company: AtomicU32,
 }
 
 #[unsafe(export_name = "portoland_leisure")]
@@ -51,17 +57,9 @@ static STATE: State = State {
     heeded: AtomicU32::new(0),
     pauses: AtomicU32::new(0),
     waited_for: AtomicU32::new(0),
+    epoll: AtomicI32::new(NONE),
+    in_company: AtomicU32::new(0),
 };
-
-/// More than so many are not heeded, so there are no pauses.
-const MOST: usize = 512;
-
-/// `struct pollfd` each: descriptor, what is asked for, what poll(2) answers.
-#[unsafe(export_name = "portoland_heeded")]
-static HEEDED: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
-
-/// Asks whether there is something to read.
-const READABLE: u64 = (libc::POLLIN as u64) << 32;
 
 /// Eight bytes of a name and its `=`, from one on.
 const fn word(name: &str, from: usize) -> u64 {
@@ -124,23 +122,34 @@ global_asm!(
     "jmp 2b",
     "4: test ebx, ebx",
     "jz 6f",
-    "test rbp, rbp",
-    "jz 7f",
-    "mov rdi, rbp",
-    "call portoland_heed",
-    "7: movabs rdi, {at_most}",
+    "movabs rdi, {at_most}",
     "call portoland_begin_leisure",
+    "test rbp, rbp",
+    "jz 6f",
+    "mov rdi, rbp",
+    "mov esi, {first}",
+    "call portoland_heed",
     "6: mov rdx, r15",
     "jmp _start",
 
-    // extern "C" fn(names, separated by colons): the first is that of the first descriptor.
+    // extern "C" fn(names, separated by colons; the descriptor that the first is the name of)
     ".globl portoland_heed",
     "portoland_heed:",
-    "lea rsi, [rip + portoland_heeded]",
-    "movabs r8, {readable}",
-    "mov ecx, {first}",
-    "xor edx, edx",
-    "2: mov eax, [rdi]",
+    "push rbx",
+    "push rbp",
+    "push r12",
+    "push r13",
+    "sub rsp, 16",
+    "mov r12, rdi",
+    "mov ebx, esi",
+    "xor ebp, ebp",
+    "mov eax, {epoll_create}",
+    "mov edi, {cloexec}",
+    "syscall",
+    "test rax, rax",
+    "js 9f",
+    "mov r13d, eax",
+    "2: mov eax, [r12]",
     "cmp eax, {pidfd}",
     "je 3f",
     "cmp eax, {link}",
@@ -149,22 +158,46 @@ global_asm!(
     "je 3f",
     "cmp eax, {client}",
     "jne 4f",
-    "3: cmp edx, {most}",
-    "jb 5f",
-    "xor edx, edx",
-    "jmp 9f",
-    "5: lea rax, [r8 + rcx]",
-    "mov [rsi + 8*rdx], rax",
-    "inc edx",
-    "4: mov al, [rdi]",
-    "inc rdi",
+    // struct epoll_event: what is watched for, whatever, without a hole.
+    "3: mov dword ptr [rsp], {readable}",
+    "mov qword ptr [rsp + 4], 0",
+    "mov eax, {epoll_ctl}",
+    "mov edi, r13d",
+    "mov esi, {add}",
+    "mov edx, ebx",
+    "mov r10, rsp",
+    "syscall",
+    // Nothing that can be watched: nobody can wait there.
+    "test rax, rax",
+    "js 4f",
+    "inc ebp",
+    "4: mov al, [r12]",
+    "inc r12",
     "test al, al",
-    "jz 9f",
+    "jz 5f",
     "cmp al, ':'",
     "jne 4b",
-    "inc ecx",
+    "inc ebx",
     "jmp 2b",
-    "9: mov [rip + portoland_leisure + 28], edx",
+    // Its number must be none of those that have names, open or not.
+    "5: mov eax, {fcntl}",
+    "mov edi, r13d",
+    "mov esi, {dup}",
+    "lea edx, [rbx + 1]",
+    "syscall",
+    "mov r12, rax",
+    "mov eax, {close}",
+    "mov edi, r13d",
+    "syscall",
+    "test r12, r12",
+    "js 9f",
+    "mov [rip + portoland_leisure + 40], r12d",
+    "mov [rip + portoland_leisure + 28], ebp",
+    "9: add rsp, 16",
+    "pop r13",
+    "pop r12",
+    "pop rbp",
+    "pop rbx",
     "ret",
 
     // extern "C" fn(nanoseconds at most)
@@ -252,9 +285,9 @@ global_asm!(
     "test rax, rax",
     // Its turns are longer then.
     "js 9f",
-    // struct itimerspec: interval, first.
+    // struct itimerspec: no interval, the first.
     "mov qword ptr [rsp], 0",
-    "mov qword ptr [rsp + 8], {turn}",
+    "mov qword ptr [rsp + 8], 0",
     "mov qword ptr [rsp + 16], 0",
     "mov qword ptr [rsp + 24], {turn}",
     "mov eax, {timer_settime}",
@@ -270,7 +303,7 @@ global_asm!(
 
     // The handler. What it changes of the registers comes back from the signal's frame.
     "portoland_on_turn:",
-    "sub rsp, 24",
+    "sub rsp, 56",
     "lea rbx, [rip + portoland_leisure]",
     "cmp dword ptr [rbx], {on}",
     "jne 9f",
@@ -280,10 +313,25 @@ global_asm!(
     "syscall",
     "imul rax, [rsp], 1000000000",
     "add rax, [rsp + 8]",
+    "mov rcx, rax",
     "sub rax, [rbx + 16]",
+    "cmp dword ptr [rbx + 28], 0",
+    "jne 4f",
+    // Nobody is heeded. If others came first, the rest of its turn is still its.
+    "mov r13d, {choice}",
+    "sub r13, rax",
     "cmp rax, {ran}",
-    "jb 9f",
-    "mov eax, {clock_gettime}",
+    "jb 8f",
+    "jmp 5f",
+    // If others came in between when they liked, nobody need make way for them; but not for ever.
+    "4: mov [rbx + 16], rcx",
+    "mov r13d, {turn}",
+    "cmp rax, {alone}",
+    "jae 5f",
+    "inc dword ptr [rbx + 44]",
+    "cmp dword ptr [rbx + 44], {in_company}",
+    "jb 8f",
+    "5: mov eax, {clock_gettime}",
     "mov edi, {monotonic}",
     "mov rsi, rsp",
     "syscall",
@@ -294,18 +342,21 @@ global_asm!(
     // It has been nice for long enough.
     "mov dword ptr [rbx + 24], 0",
     "mov dword ptr [rbx + 28], 0",
-    "6: mov esi, [rbx + 28]",
-    "test esi, esi",
-    "jz 7f",
+    "6: cmp dword ptr [rbx + 28], 0",
+    "je 7f",
     // A pause, unless somebody waits.
     "inc dword ptr [rbx + 32]",
+    "mov dword ptr [rbx + 44], 0",
     "mov r12, rax",
-    "mov eax, {poll}",
-    "lea rdi, [rip + portoland_heeded]",
-    "mov edx, {pause}",
+    "mov eax, {epoll_wait}",
+    "mov edi, [rbx + 40]",
+    "lea rsi, [rsp + 16]",
+    "mov edx, 1",
+    "mov r10d, {pause}",
     "syscall",
+    "mov r13d, {turn}",
     "test rax, rax",
-    "jz 8f",
+    "jz 6f",
     "js 7f",
     "mov dword ptr [rbx + 28], 0",
     "mov dword ptr [rbx + 36], 1",
@@ -314,9 +365,8 @@ global_asm!(
     "cmp rax, [rbx + 8]",
     "jae 7f",
     "mov [rbx + 8], rax",
-    "7:",
     // A niceness that grows has the kernel choose anew.
-    "mov eax, {setpriority}",
+    "7: mov eax, {setpriority}",
     "xor edi, edi",
     "xor esi, esi",
     "mov edx, [rbx + 24]",
@@ -327,15 +377,27 @@ global_asm!(
     "xor esi, esi",
     "mov edx, [rbx + 24]",
     "syscall",
+    "mov r13d, {choice}",
     // What this took is not the program's turn: it would never come to anything if it were as long.
-    "8: mov eax, {clock_gettime}",
+    "6: mov eax, {clock_gettime}",
     "mov edi, {thread_time}",
     "mov rsi, rsp",
     "syscall",
     "imul rax, [rsp], 1000000000",
     "add rax, [rsp + 8]",
     "mov [rbx + 16], rax",
-    "9: add rsp, 24",
+    // struct itimerspec: no interval, the next.
+    "8: mov qword ptr [rsp + 16], 0",
+    "mov qword ptr [rsp + 24], 0",
+    "mov qword ptr [rsp + 32], 0",
+    "mov [rsp + 40], r13",
+    "mov eax, {timer_settime}",
+    "mov edi, [rbx + 4]",
+    "xor esi, esi",
+    "lea rdx, [rsp + 16]",
+    "xor r10d, r10d",
+    "syscall",
+    "9: add rsp, 56",
     "ret",
 
     "portoland_after_turn:",
@@ -347,21 +409,30 @@ global_asm!(
     handover = const word(HANDOVER, 0),
     handover_rest = const word(HANDOVER, 10),
     names_rest = const word(LISTEN_FDNAMES, 7),
-    readable = const READABLE,
+    readable = const libc::EPOLLIN,
+    epoll_create = const libc::SYS_epoll_create1,
+    epoll_ctl = const libc::SYS_epoll_ctl,
+    epoll_wait = const libc::SYS_epoll_wait,
+    cloexec = const libc::EPOLL_CLOEXEC,
+    add = const libc::EPOLL_CTL_ADD,
+    fcntl = const libc::SYS_fcntl,
+    dup = const libc::F_DUPFD_CLOEXEC,
+    close = const libc::SYS_close,
     first = const FIRST,
     pidfd = const start("pidfd"),
     link = const start("link"),
     listener = const start("listener"),
     client = const start("client"),
-    most = const MOST,
     pause = const PAUSE.as_millis() as u64,
     waited_for = const AT_MOST_WAITED_FOR.as_nanos() as u64,
-    poll = const libc::SYS_poll,
     at_most = const AT_MOST.as_nanos() as u64,
     nice = const NICE,
     short = const SHORT.as_nanos() as u64,
     turn = const TURN.as_nanos() as u64,
+    choice = const CHOICE.as_nanos() as u64,
     ran = const RAN.as_nanos() as u64,
+    alone = const ALONE.as_nanos() as u64,
+    in_company = const IN_COMPANY,
     signal = const SIGNAL,
     // SA_RESTORER, SA_RESTART
     flags = const 0x0400_0000 | libc::SA_RESTART,
@@ -382,17 +453,19 @@ global_asm!(
 #[cfg(test)]
 unsafe extern "C" {
     fn portoland_begin_leisure(at_most_ns: u64);
-    fn portoland_heed(names: *const std::ffi::c_char);
+    fn portoland_heed(names: *const std::ffi::c_char, first: std::ffi::c_int);
 }
 
-/// Heeds those of these names that may come to wait, as the program's first instructions do; the numbers.
+/// Heeds those of these names that may come to wait, as the program's first instructions do; the first is that of this descriptor. How many there
+/// are, and the descriptor that watches them.
 #[cfg(test)]
-pub fn heed_by_names(names: &std::ffi::CStr) -> Vec<RawFd> {
-    // SAFETY: reads the string and, at its end, up to three bytes more, which the caller has behind it; writes to `HEEDED` and `STATE`.
-    unsafe { portoland_heed(names.as_ptr()) }
-    let heeded = STATE.heeded.load(Ordering::Relaxed) as usize;
-    let number = |place: &AtomicU64| place.load(Ordering::Relaxed) as u32 as RawFd;
-    HEEDED.iter().take(heeded).map(number).collect()
+pub fn heed(names: &std::ffi::CStr, first: RawFd) -> (u32, RawFd) {
+    STATE.heeded.store(0, Ordering::Relaxed);
+    close(STATE.epoll.swap(NONE, Ordering::Relaxed));
+    // SAFETY: reads the string and, at its end, up to three bytes more, which the caller has behind it; writes to its own stack and to `STATE`.
+    unsafe { portoland_heed(names.as_ptr(), first) }
+    let epoll = STATE.epoll.load(Ordering::Relaxed);
+    (STATE.heeded.load(Ordering::Relaxed), epoll)
 }
 
 /// Begins one for the calling thread; there is one per process at a time.
@@ -406,7 +479,7 @@ pub fn begin(at_most: std::time::Duration) {
     unsafe { portoland_begin_leisure(at_most.as_nanos() as u64) }
 }
 
-/// When the last turn began, in processor time of the thread.
+/// When the kernel was last asked to choose, in processor time of the thread.
 #[cfg(test)]
 pub fn chosen() -> u64 {
     STATE.chosen.load(Ordering::SeqCst)
@@ -426,24 +499,6 @@ pub fn signal() {
     assert_eq!(unsafe { libc::raise(SIGNAL) }, 0);
 }
 
-/// Heeds these from now on, if it pauses at all. While [`Quiet`]: they are what it heeded before, under other numbers.
-pub fn heed(who: impl Iterator<Item = RawFd>) {
-    if STATE.heeded.load(Ordering::Relaxed) == 0 {
-        return;
-    }
-    let mut places = HEEDED.iter();
-    let mut heeded = 0;
-    for fd in who {
-        let Some(place) = places.next() else {
-            heeded = 0;
-            break;
-        };
-        place.store(READABLE | u64::from(fd.cast_unsigned()), Ordering::Relaxed);
-        heeded += 1;
-    }
-    STATE.heeded.store(heeded, Ordering::Relaxed);
-}
-
 /// What there was of one.
 #[derive(Debug)]
 pub struct Ended {
@@ -454,7 +509,10 @@ pub struct Ended {
 /// Ends it: no signal of it does anything afterwards. None if there was none. For the thread that began it.
 pub fn end() -> Option<Ended> {
     // The handler runs on this thread, so before this or after.
-    if STATE.phase.swap(OFF, Ordering::SeqCst) == OFF {
+    let phase = STATE.phase.swap(OFF, Ordering::SeqCst);
+    STATE.heeded.store(0, Ordering::Relaxed);
+    close(STATE.epoll.swap(NONE, Ordering::Relaxed));
+    if phase == OFF {
         return None;
     }
     // Without one the number is none of ours.
@@ -466,6 +524,14 @@ pub fn end() -> Option<Ended> {
         pauses: STATE.pauses.load(Ordering::Relaxed),
         waited_for: STATE.waited_for.load(Ordering::Relaxed) != 0,
     })
+}
+
+/// What this file opened, or nothing.
+fn close(fd: RawFd) {
+    if fd != NONE {
+        // SAFETY: a descriptor of our own that nobody else knows, closed once.
+        unsafe { libc::close(fd) };
+    }
 }
 
 /// As long as it lives, this thread gets none of the timer's signals; one that was sent comes afterwards.

@@ -4,7 +4,7 @@
 
 use std::ffi::CStr;
 use std::io::{Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::mpsc::channel;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -162,37 +162,78 @@ fn whose_niceness_or_policy_was_chosen_keeps_it() {
     });
 }
 
-/// What a manager calls the descriptors it passes, as it stands in the environment: something follows.
-fn heeded(names: &str) -> Vec<i32> {
-    let text = [names.as_bytes(), b"\0/usr/bin/portoland\0\0\0\0\0\0\0\0"].concat();
-    entry::heed_by_names(CStr::from_bytes_until_nul(&text).unwrap())
+/// What a manager passes: as many of these as there are names, from this number on.
+const FIRST: RawFd = 700;
+
+fn passed(count: usize, what: impl AsFd) -> Vec<OwnedFd> {
+    let next = |_| rustix::io::fcntl_dupfd_cloexec(&what, FIRST).unwrap();
+    let all: Vec<_> = (0..count).map(next).collect();
+    for (number, fd) in (FIRST..).zip(&all) {
+        assert_eq!(fd.as_raw_fd(), number);
+    }
+    all
 }
 
-/// Begins one that heeds what is called so, as at the first instruction, and then under other numbers.
-fn begin_heeding(at_most: Duration, names: &str, who: impl Iterator<Item = i32>) {
-    undisturbed(|| {
-        entry::begin(at_most);
-        heeded(names);
-        entry::heed(who);
-    });
+/// What a manager calls the descriptors it passes, as it stands in the environment: something follows.
+fn heed(names: &str) -> (u32, RawFd) {
+    let text = [names.as_bytes(), b"\0/usr/bin/portoland\0\0\0\0\0\0\0\0"].concat();
+    entry::heed(CStr::from_bytes_until_nul(&text).unwrap(), FIRST)
+}
+
+/// Which of them are watched, counted from the first.
+fn heeded(names: &str) -> Vec<RawFd> {
+    let (count, epoll) = heed(names);
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{epoll}")).unwrap();
+    let watched = info.lines().filter_map(|line| line.strip_prefix("tfd:"));
+    let number = |line: &str| line.split_whitespace().next().unwrap().parse::<RawFd>();
+    let mut watched: Vec<RawFd> = watched.map(|line| number(line).unwrap() - FIRST).collect();
+    watched.sort_unstable();
+    assert_eq!(watched.len(), count as usize);
+    watched
+}
+
+/// Begins one that heeds this, as at the first instruction; the descriptor is another one later.
+fn begin_heeding(at_most: Duration, who: impl AsFd) {
+    let passed = passed(1, who);
+    entry::begin(at_most);
+    assert_eq!(heed("listener").0, 1);
+    drop(passed);
 }
 
 // Names of all kinds of what is inherited. Expect: those from whom something may be heard are heeded, under the numbers that follow from the order; not
-// those whose poll would do something (sockets of AF_XDP) or tell of messages (doorbells).
+// those whose poll would do something (sockets of AF_XDP) or tell of messages (doorbells). What is not open, or cannot be watched, is left out.
 #[test]
 fn who_may_wait_is_known_by_name() {
     alone(|| {
-        assert_eq!(heeded("listener"), [3]);
+        let (hear, _tell) = std::io::pipe().unwrap();
+        let mut there = passed(100, &hear);
+        assert_eq!(heeded("listener"), [0]);
         let all = "manifest:lock:listener:udp-0:xdp-link:ledger-0:umem-0:xsk-0:wake-0:link-0-1-7:pidfd-0-1:service:client-12:\
                    port-9-1-12-2-client:port-9-1-12-2-bell:pidfd-1-2";
-        assert_eq!(heeded(all), [5, 12, 13, 15, 18]);
+        assert_eq!(heeded(all), [2, 9, 10, 12, 15]);
         for none in ["", ":", "::", "l", "pid", "x:y", "xlistener", ":cli:"] {
             assert_eq!(heeded(none), [0; 0], "{none:?}");
         }
-        assert_eq!(heeded("::listener:"), [5]);
-        let many = |count: usize| vec!["client-1"; count].join(":");
-        assert_eq!(heeded(&many(512)).len(), 512);
-        assert_eq!(heeded(&many(513)).len(), 0, "then nobody, and no pauses");
+        assert_eq!(heeded("::listener:"), [2]);
+        assert_eq!(heeded(&vec!["client-1"; 100].join(":")).len(), 100);
+        there.remove(1);
+        assert_eq!(heeded("link:client:listener"), [0, 2]);
+        drop(there);
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let _there = passed(2, file);
+        assert_eq!(heeded("link:client"), [0; 0]);
+        assert!(entry::end().is_none());
+    });
+}
+
+// What watches must not be taken for one of those that have names, nor stay.
+#[test]
+fn what_watches_has_a_number_of_its_own_until_the_end() {
+    alone(|| {
+        let (_, epoll) = heed("listener:client:link");
+        assert!(epoll >= FIRST + 3, "{epoll}");
+        assert!(entry::end().is_none(), "it had not begun");
+        assert!(std::fs::metadata(format!("/proc/self/fd/{epoll}")).is_err());
     });
 }
 
@@ -202,11 +243,11 @@ fn who_may_wait_is_known_by_name() {
 fn it_pauses_until_somebody_waits() {
     alone(|| {
         let (hear, mut tell) = std::io::pipe().unwrap();
-        begin_heeding(LONG, "listener", [hear.as_raw_fd()].into_iter());
+        begin_heeding(LONG, &hear);
         let began = Instant::now();
         for _ in 0..5 {
-            let before = entry::chosen();
-            work_until("a turn ends", || entry::chosen() > before);
+            let before = entry::pauses().0;
+            work_until("a turn ends", || entry::pauses().0 > before);
         }
         // The fifth pause may just have begun: one thread, so it has not.
         assert!(began.elapsed() >= 5 * PAUSE, "{:?}", began.elapsed());
@@ -221,29 +262,44 @@ fn it_pauses_until_somebody_waits() {
     });
 }
 
+// Signals come all the time, each long before its turn is over, as if others had come in between. Expect: it goes on meanwhile, but not for more than so
+// many turns.
+#[test]
+fn in_company_it_goes_on_but_not_for_ever() {
+    alone(|| {
+        let (hear, _tell) = std::io::pipe().unwrap();
+        begin_heeding(LONG, &hear);
+        let before = entry::pauses().0;
+        for _ in 0..10 * IN_COMPANY {
+            entry::signal();
+        }
+        let pauses = entry::pauses().0 - before;
+        assert!((10..40).contains(&pauses), "{pauses}");
+        Leisure::begun().end();
+    });
+}
+
 // One pauses, another closes its end meanwhile. Expect: that is heard, too.
 #[test]
 fn who_goes_is_heard() {
     alone(|| {
         let (hear, tell) = std::io::pipe().unwrap();
-        begin_heeding(LONG, "listener", [hear.as_raw_fd()].into_iter());
+        begin_heeding(LONG, &hear);
         drop(tell);
         work_until("ordinary", || nice(None) == 0);
         assert!(entry::end().unwrap().waited_for);
     });
 }
 
-// Nobody is heeded, or more than there is room for. Expect: no pauses; the kernel is asked instead.
+// Nobody is heeded. Expect: no pauses; the kernel is asked instead.
 #[test]
 fn without_anybody_to_heed_there_are_no_pauses() {
     alone(|| {
-        for names in ["lock", "listener"] {
-            setpriority_process(None, 0).unwrap();
-            begin_heeding(LONG, names, std::iter::repeat_n(0, 513));
-            let before = entry::chosen();
-            work_until("chosen anew", || entry::chosen() > before);
-            assert_eq!(entry::end().unwrap().pauses, 0, "{names}");
-        }
+        entry::begin(LONG);
+        assert_eq!(heed("lock:listener").0, 0);
+        let before = entry::chosen();
+        work_until("chosen anew", || entry::chosen() > before);
+        assert_eq!(entry::end().unwrap().pauses, 0);
     });
 }
 
@@ -252,7 +308,7 @@ fn without_anybody_to_heed_there_are_no_pauses() {
 fn pauses_do_not_last() {
     alone(|| {
         let (hear, _tell) = std::io::pipe().unwrap();
-        begin_heeding(3 * PAUSE, "listener", [hear.as_raw_fd()].into_iter());
+        begin_heeding(3 * PAUSE, &hear);
         work_until("ordinary", || nice(None) == 0);
         let ended = entry::end().unwrap();
         assert!(ended.pauses > 0 && !ended.waited_for, "{ended:?}");

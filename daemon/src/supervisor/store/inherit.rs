@@ -66,18 +66,6 @@ impl Inherited {
         manifest::interface(&Manifest::read(fd).ok()?.basis)
     }
 
-    /// Where somebody who waits for a supervisor can be heard: an engine that has died or says something, an application that asks.
-    pub fn who_may_wait(&self) -> impl Iterator<Item = RawFd> {
-        let may = |name: &Name| {
-            matches!(
-                name,
-                Name::Process(..) | Name::Link(..) | Name::Listener | Name::Client(_)
-            )
-        };
-        let those = self.ours.iter().filter(move |(name, _)| may(name));
-        those.map(|(_, fd)| fd.as_raw_fd())
-    }
-
     /// Nothing at all?
     pub fn is_empty(&self) -> bool {
         self.ours.is_empty() && self.unknown.is_empty()
