@@ -11,7 +11,8 @@ use std::time::Instant;
 
 use super::*;
 
-const LONG: Duration = Duration::from_secs(3600);
+/// Longer than a test takes; a test that fails goes on at its leisure until then, and what it has to say is a second of work.
+const LONG: Duration = Duration::from_secs(30);
 
 fn nice(thread: Option<Pid>) -> i32 {
     getpriority_process(thread).unwrap()
@@ -262,10 +263,10 @@ fn it_pauses_until_somebody_waits() {
     });
 }
 
-// Signals come all the time, each long before its turn is over, as if others had come in between. Expect: it goes on meanwhile, but not for more than so
-// many turns.
+// Signals come all the time, most of them long before its turn is over, as if others had come in between. Expect: it pauses all the same, after so many
+// turns at most.
 #[test]
-fn in_company_it_goes_on_but_not_for_ever() {
+fn it_pauses_whoever_comes_in_between() {
     alone(|| {
         let (hear, _tell) = std::io::pipe().unwrap();
         begin_heeding(LONG, &hear);
@@ -274,8 +275,8 @@ fn in_company_it_goes_on_but_not_for_ever() {
             entry::signal();
         }
         let pauses = entry::pauses().0 - before;
-        assert!((10..40).contains(&pauses), "{pauses}");
         Leisure::begun().end();
+        assert!(pauses >= 10, "{pauses}");
     });
 }
 
