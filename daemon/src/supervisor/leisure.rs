@@ -49,7 +49,7 @@ const SHORT: Duration = Duration::from_micros(100);
 /// From one pause to the next.
 const TURN: Duration = Duration::from_micros(35);
 /// Who has had so much of the processor in a turn was alone. If others came in between, as those do who wake for each message, it goes on for another
-/// turn: it would get nowhere otherwise.
+/// turn: it would get nowhere otherwise. A little less than a turn, since clocks are read at different moments.
 const ALONE: Duration = Duration::from_micros(33);
 /// So many of those in a row are enough.
 const IN_COMPANY: u32 = 8;
