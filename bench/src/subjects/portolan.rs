@@ -18,11 +18,14 @@ const PORT: u16 = 10;
 /// Bound on an answer beyond the time that is measured.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// `portolan`: an engine for each queue. `portolan-one-engine`: one for the first, whatever there is.
+/// `portolan`: an engine for each queue. `portolan-ethernet`: the same in Ethernet frames without IP and UDP, as the limits' are.
+/// `portolan-one-engine`: one engine for the first queue, whatever there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Portolan {
     /// An engine for each queue.
     AllQueues,
+    /// Without IP and UDP.
+    Ethernet,
     /// One engine.
     OneEngine,
 }
@@ -31,21 +34,30 @@ impl Subject for Portolan {
     fn name(&self) -> &'static str {
         match self {
             Self::AllQueues => "portolan",
+            Self::Ethernet => "portolan-ethernet",
             Self::OneEngine => "portolan-one-engine",
         }
     }
 
     fn about(&self) -> About {
+        let frames = match self {
+            Self::AllQueues | Self::OneEngine => "UDP over IPv4",
+            Self::Ethernet => "[cluster] encap = \"ethernet\"",
+        };
         About {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            command: "portoland with [engine] wait = \"yield\", default profile, UDP over IPv4"
-                .to_owned(),
+            command: format!("portoland with [engine] wait = \"yield\", default profile, {frames}"),
         }
     }
 
     fn offers(&self, case: &Case) -> bool {
         match self {
             Self::AllQueues => true,
+            // What is held against a limit's frames; N/2 and the curves are the default's.
+            Self::Ethernet => matches!(
+                case,
+                Case::PingPong { .. } | Case::Rate { .. } | Case::Stream { .. }
+            ),
             Self::OneEngine => matches!(case, Case::Queues { .. }),
         }
     }
@@ -57,13 +69,18 @@ impl Subject for Portolan {
             _ => Wait::Yield,
         };
         let queues: Vec<u16> = match self {
-            Self::AllQueues => (0..scene.queues()).collect(),
+            Self::AllQueues | Self::Ethernet => (0..scene.queues()).collect(),
             Self::OneEngine => vec![0],
+        };
+        // Every peer's MAC is in a lab's configuration.
+        let encap = match self {
+            Self::AllQueues | Self::OneEngine => "udp",
+            Self::Ethernet => "ethernet",
         };
         let daemon = |side| {
             let cores = vec![scene.core(side); queues.len()];
             let overrides = format!(
-                "[network]\nqueues = {queues:?}\n[engine]\nwait = \"{}\"\ncores = {cores:?}\n",
+                "[cluster]\nencap = \"{encap}\"\n[network]\nqueues = {queues:?}\n[engine]\nwait = \"{}\"\ncores = {cores:?}\n",
                 wait.name(),
             );
             scene.node(side).start_daemon(&overrides)
