@@ -27,6 +27,7 @@ mod cost;
 mod deaths;
 mod fault;
 mod flips;
+mod gaps;
 mod letter;
 mod links;
 mod load;

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::books::Tally;
 use super::flips::category::Table;
+use super::gaps::Gaps;
 use super::victim::Recovered;
 
 /// The longest time that is told apart: a minute.
@@ -34,6 +35,10 @@ impl Times {
             let count = value.count_since_last_iteration();
             self.0.saturating_record_n(value.value_iterated_to(), count);
         }
+    }
+
+    pub fn merge(&mut self, other: &Self) {
+        self.add(&other.0);
     }
 
     pub fn samples(&self) -> u64 {
@@ -88,48 +93,6 @@ fn text(us: f64) -> String {
         us => format!("{us:.0}"),
     }
 }
-
-/// Every gap between deliveries, not only the longest: around faults, and in spans as long without one. The latter in two halves, of
-/// which each is as good a picture of the machine without faults as the other: what they differ by is noise.
-#[derive(Clone, Debug)]
-pub struct Gaps {
-    pub around: Times,
-    pub without: [Times; 2],
-}
-
-impl Gaps {
-    pub fn new() -> Result<Self> {
-        Ok(Self {
-            around: Times::new()?,
-            without: [Times::new()?, Times::new()?],
-        })
-    }
-
-    fn json(&self) -> Value {
-        let quantiles = |times: &Times| {
-            let of = |(name, quantile): &(&str, f64)| {
-                ((*name).to_owned(), times.quantile(*quantile).into())
-            };
-            let mut object: serde_json::Map<_, Value> = GAP_QUANTILES.iter().map(of).collect();
-            object.insert("max".into(), times.max().into());
-            object.insert("samples".into(), times.samples().into());
-            Value::Object(object)
-        };
-        json!({
-            "around_faults": quantiles(&self.around),
-            "without": self.without.each_ref().map(quantiles),
-        })
-    }
-}
-
-/// The quantiles of gaps that are reported.
-pub const GAP_QUANTILES: [(&str, f64); 5] = [
-    ("p50", 0.5),
-    ("p90", 0.9),
-    ("p99", 0.99),
-    ("p99.9", 0.999),
-    ("p99.99", 0.9999),
-];
 
 /// What a campaign may find without anything being wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -235,7 +235,7 @@ impl Item {
     pub fn expected_s(&self) -> f64 {
         let each = match self {
             Self::Links(_) => 0.7,
-            Self::Supervisors(..) => supervisors::EXPECTED_S,
+            Self::Supervisors(deed, _) => deed.expected_s(),
             Self::Pauses(_) => 0.09,
             Self::Calm(_) => 1.0,
             Self::Flips(..) => flips::EXPECTED_S,

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::cost::Cost;
+use super::gaps;
 use super::outcome::Outcome;
 use super::tables;
 
@@ -82,7 +83,7 @@ impl Report {
             tables::one(&self.outcomes),
             self.cost.as_ref().map(tables::two),
             tables::three(&self.outcomes),
-            tables::gaps(&self.outcomes),
+            gaps::tables(&self.outcomes),
         ];
         let mut text = String::new();
         for table in tables.into_iter().flatten() {

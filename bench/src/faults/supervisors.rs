@@ -14,7 +14,8 @@ use portolan_testbed::{Binaries, Daemon, process};
 
 use super::clock::{now_ns, ns, sleep_until};
 use super::deaths::{recoveries, warm_up};
-use super::outcome::{Gaps, Outcome};
+use super::gaps::{Gaps, Part};
+use super::outcome::Outcome;
 use super::progress::Progress;
 use super::random::Random;
 use super::scene::{NODES, Scene, Setting};
@@ -27,8 +28,6 @@ const BACK: Duration = Duration::from_secs(20);
 const READY: Duration = Duration::from_secs(10);
 /// How long deliveries are watched afterwards.
 const AROUND: Duration = Duration::from_millis(100);
-/// How long a campaign may be expected to take, per supervisor.
-pub const EXPECTED_S: f64 = 0.6;
 
 /// What is done to a supervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +36,17 @@ pub enum Deed {
     Kill,
     /// `portolan upgrade` to another file of the same build.
     Upgrade,
+}
+
+impl Deed {
+    /// How long one may be expected to take, and as long again without.
+    pub fn expected_s(self) -> f64 {
+        match self {
+            // Its successor takes its time.
+            Self::Kill => 4.5,
+            Self::Upgrade => 0.8,
+        }
+    }
 }
 
 /// `count` supervisors.
@@ -50,7 +60,7 @@ pub fn supervisors(
         Deed::Kill => "supervisor",
         Deed::Upgrade => "upgrade",
     })?;
-    let mut gaps = Gaps::new()?;
+    let mut gaps = Gaps::new(count)?;
     let mut random = Random::new(setting.seed);
     let setting = Setting {
         managed: true,
@@ -73,7 +83,7 @@ pub fn supervisors(
     let log = scene.steady()?.log.clone();
     for number in 0..count {
         let node = NODES[random.below(2) as usize];
-        let one = one(&scene, node, &builds, &log, &mut outcome, &mut gaps);
+        let one = one(&scene, node, &builds, &log, &mut outcome, gaps.part(number));
         scene.check()?;
         if let Err(error) = one {
             outcome.note(format!("{number}: {error:#}"));
@@ -95,7 +105,7 @@ fn one(
     builds: &[PathBuf],
     log: &GapLog,
     outcome: &mut Outcome,
-    gaps: &mut Gaps,
+    gaps: &mut Part,
 ) -> Result<()> {
     let daemon = scene.daemon(node)?;
     let engine = Engine::wait_ready(daemon, READY)?;
@@ -131,8 +141,7 @@ fn one(
     log.begin_span();
     sleep_until(quiet + (over - began).saturating_sub(ns(AROUND)));
     watch(scene, daemon)?;
-    let [odd, even] = &mut gaps.without;
-    log.add_span_to(if outcome.injected % 2 == 1 { odd } else { even });
+    log.add_span_to(&mut gaps.without);
     let noise = log.longest_ns(quiet, quiet + (over - began));
     outcome.noise.record(noise.saturating_sub(median).max(1));
     log.forget_before(began);

@@ -2,7 +2,7 @@
 
 use super::cost::Cost;
 use super::flips::category::Category;
-use super::outcome::{GAP_QUANTILES, Outcome, Times};
+use super::outcome::Outcome;
 use super::report::table;
 
 /// FTGM's Table 1 in percent: "our work", and Iyer et al.
@@ -160,39 +160,6 @@ pub fn three(outcomes: &[Outcome]) -> Option<String> {
     };
     Some(format!(
         "Table 3: recovery against open ports\n\n{}\nPer port: FTGM 900000 us, Portolan {slope:.2} us.\n",
-        table(&rows)
-    ))
-}
-
-/// Gaps between deliveries with and without a fault; nothing if nobody compared them.
-pub fn gaps(outcomes: &[Outcome]) -> Option<String> {
-    let mut heading = vec!["gaps, us".to_owned()];
-    let mut columns = Vec::new();
-    for outcome in outcomes {
-        let Some(gaps) = &outcome.gaps else { continue };
-        heading.push(outcome.kind.clone());
-        heading.extend(["without".to_owned(), "without, again".to_owned()]);
-        columns.extend([&gaps.around, &gaps.without[0], &gaps.without[1]]);
-    }
-    if columns.is_empty() {
-        return None;
-    }
-    let mut rows = vec![heading];
-    for (name, quantile) in GAP_QUANTILES {
-        let figures = columns.iter().map(|times| times.quantile(quantile));
-        let mut row = vec![name.to_owned()];
-        row.extend(figures.map(|us| format!("{us:.0}")));
-        rows.push(row);
-    }
-    let mut row = |name: &str, figure: &dyn Fn(&Times) -> String| {
-        let mut row = vec![name.to_owned()];
-        row.extend(columns.iter().map(|times| figure(times)));
-        rows.push(row);
-    };
-    row("max", &|times| format!("{:.0}", times.max()));
-    row("gaps", &|times| times.samples().to_string());
-    Some(format!(
-        "Every gap around faults, and in spans as long without\n\n{}",
         table(&rows)
     ))
 }
