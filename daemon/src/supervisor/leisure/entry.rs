@@ -11,9 +11,7 @@ use std::arch::global_asm;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-use super::{
-    ALONE, AT_MOST, AT_MOST_WAITED_FOR, CHOICE, IN_COMPANY, NICE, PAUSE, RAN, SHORT, TURN,
-};
+use super::{AT_MOST, AT_MOST_WAITED_FOR, CHOICE, ENOUGH, NICE, PAUSE, RAN, SHORT, SIGNALS, TURN};
 use crate::supervisor::store::inherit::{FIRST, HANDOVER, LISTEN_FDNAMES, LISTEN_FDS};
 
 /// Not used by glibc (32, 33), nor by anybody here.
@@ -43,7 +41,7 @@ struct State {
     waited_for: AtomicU32,
     /// Watches whoever may come to wait.
     epoll: AtomicI32,
-    /// Turns since the last pause in which others came in between.
+    /// Signals since the last pause before which others had come in between.
     in_company: AtomicU32,
 }
 
@@ -313,7 +311,6 @@ global_asm!(
     "syscall",
     "imul rax, [rsp], 1000000000",
     "add rax, [rsp + 8]",
-    "mov rcx, rax",
     "sub rax, [rbx + 16]",
     "cmp dword ptr [rbx + 28], 0",
     "jne 4f",
@@ -323,13 +320,13 @@ global_asm!(
     "cmp rax, {ran}",
     "jb 8f",
     "jmp 5f",
-    // If others came in between when they liked, nobody need make way for them; but not for ever.
-    "4: mov [rbx + 16], rcx",
-    "mov r13d, {turn}",
-    "cmp rax, {alone}",
+    // If others came in between, the rest of its turn is still its; but not for ever.
+    "4: mov r13d, {turn}",
+    "sub r13, rax",
+    "cmp rax, {enough}",
     "jae 5f",
     "inc dword ptr [rbx + 44]",
-    "cmp dword ptr [rbx + 44], {in_company}",
+    "cmp dword ptr [rbx + 44], {signals}",
     "jb 8f",
     "5: mov eax, {clock_gettime}",
     "mov edi, {monotonic}",
@@ -431,8 +428,8 @@ global_asm!(
     turn = const TURN.as_nanos() as u64,
     choice = const CHOICE.as_nanos() as u64,
     ran = const RAN.as_nanos() as u64,
-    alone = const ALONE.as_nanos() as u64,
-    in_company = const IN_COMPANY,
+    enough = const ENOUGH.as_nanos() as u64,
+    signals = const SIGNALS,
     signal = const SIGNAL,
     // SA_RESTORER, SA_RESTART
     flags = const 0x0400_0000 | libc::SA_RESTART,

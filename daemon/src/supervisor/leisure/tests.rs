@@ -264,14 +264,14 @@ fn it_pauses_until_somebody_waits() {
 }
 
 // Signals come all the time, most of them long before its turn is over, as if others had come in between. Expect: it pauses all the same, after so many
-// turns at most.
+// of them at most.
 #[test]
 fn it_pauses_whoever_comes_in_between() {
     alone(|| {
         let (hear, _tell) = std::io::pipe().unwrap();
         begin_heeding(LONG, &hear);
         let before = entry::pauses().0;
-        for _ in 0..10 * IN_COMPANY {
+        for _ in 0..10 * SIGNALS {
             entry::signal();
         }
         let pauses = entry::pauses().0 - before;
