@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "../../client/tests/support/mod.rs"]
+#[path = "../../client/tests/library/support/mod.rs"]
 mod support;
 
 use std::io::Write;

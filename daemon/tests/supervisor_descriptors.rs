@@ -2,18 +2,19 @@
 //! descriptors are counted by process.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod supervisor_harness;
+#[path = "supervisor/harness/mod.rs"]
+mod harness;
 
 use std::os::fd::AsFd;
 use std::sync::Mutex;
 use std::time::Instant;
 
+use harness::{DEADLINE, Node, Options};
 use portolan_abi::PORT_ABI_VERSION;
 use portolan_abi::control::{ErrorCode, MAX_REQUEST_BYTES, Request, Response};
 use portolan_abi::port::CloseReason;
 use portoland::engine_link::FromEngine;
 use rustix::process::{Resource, Rlimit};
-use supervisor_harness::{DEADLINE, Node, Options};
 
 const ATTACH: Request = Request::Attach {
     abi: PORT_ABI_VERSION,

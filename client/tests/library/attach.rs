@@ -1,13 +1,9 @@
 //! Attaching and opening: what the daemon may answer, and what the library makes of it.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod support;
-
 use std::time::Instant;
 
+use crate::support::{FakeDaemon, Lie, SECOND};
 use portolan::{ErrorCode, Node, NodeError, NodeId, PortOptions, Report};
-use support::{FakeDaemon, Lie, SECOND};
 
 // Nobody is there. Expect: an error that names the path and says what to do.
 #[test]

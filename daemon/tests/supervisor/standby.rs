@@ -1,16 +1,13 @@
 //! Standbys, takeovers and new sockets, as a dialogue: the test plays the engines.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod supervisor_harness;
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use crate::harness::{Client, DEADLINE, FakeEngine, Node, Options, open};
 use portolan_abi::control::{Request, Response};
 use portolan_abi::port::CloseReason;
 use portoland::engine_link::{FromEngine, ToEngine};
 use portoland::supervisor::spawn::Urgency;
-use supervisor_harness::{Client, DEADLINE, FakeEngine, Node, Options, open};
 
 const QUIET: Duration = Duration::from_millis(50);
 

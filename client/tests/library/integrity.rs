@@ -1,18 +1,14 @@
 //! End-to-end integrity at ports: what is right arrives as if nothing were, what is wrong is reported.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod support;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::support::{DELIVERED, FakeDaemon, LONG, NODE, SECOND, event, provide, sent};
 use portolan::{
     Address, Event, Fault, Integrity, IntegrityReport, Message, Node, Port, PortOptions, Priority,
     SendOptions, Status, Verdict,
 };
 use portolan_abi::event::{Event as Entry, EventKind, Offered};
-use support::{DELIVERED, FakeDaemon, LONG, NODE, SECOND, event, provide, sent};
 
 /// Where silence is what a test is about.
 const SOON: Duration = Duration::from_millis(400);

@@ -1,16 +1,13 @@
 //! Clients, friendly and hostile: all are served or refused, nobody waits for ever, and nothing leaks.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod supervisor_harness;
 
 use std::time::{Duration, Instant};
 
+use crate::harness::{Client, DEADLINE, Node, Options, open, port_geometry};
 use portolan_abi::PORT_ABI_VERSION;
 use portolan_abi::control::{ErrorCode, Request, Response};
 use portolan_abi::port::{CloseReason, PortGeometry};
 use portoland::engine_link::{FromEngine, PeerReport, ToEngine};
 use proptest::prelude::*;
-use supervisor_harness::{Client, DEADLINE, Node, Options, open, port_geometry};
 
 const ATTACH: Request = Request::Attach {
     abi: PORT_ABI_VERSION,

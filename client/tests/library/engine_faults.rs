@@ -1,13 +1,9 @@
 //! What an application sees of an engine that was replaced, and of one that went wrong before.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod support;
-
 use std::sync::atomic::Ordering;
 
+use crate::support::{FakeDaemon, NODE, event, open, provide, received, sent, tagged};
 use portolan::{Event, Node, PortOptions, Priority, Reason, Status};
-use support::{FakeDaemon, NODE, event, open, provide, received, sent, tagged};
 
 // An engine takes over. Expect: visible only to an application that asked, and counted for all.
 #[test]

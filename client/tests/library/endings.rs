@@ -1,18 +1,14 @@
 //! How a port ends: closed with linger, dropped, closed by the daemon, orphaned, forked.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod support;
-
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::support::{FakeDaemon, LONG, NODE, SECOND, open};
 use portolan::{
     CloseReason, Event, Node, Port, PortError, PortOptions, Priority, Reason, SendError,
     SendOptions, Status, Wait,
 };
 use portolan_abi::port::state;
-use support::{FakeDaemon, LONG, NODE, SECOND, open};
 
 fn send(port: &mut Port, to: u16) -> Result<portolan::SendHandle, SendError> {
     port.send_bytes((NODE, to), &[7; 100], SendOptions::default())

@@ -1,20 +1,16 @@
 //! A port in use: sending, receiving, tokens, waiting, and what happens after failures.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod support;
-
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::support::{FakeDaemon, LONG, NODE, SECOND, event, open, provide, sent, tagged};
 use portolan::service::{Answers, EchoServer, Kind, Tag};
 use portolan::{
     Event, Node, Port, PortOptions, Priority, Reason, SendError, SendOptions, Status, Wait,
 };
 use portolan_abi::port::state;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use support::{FakeDaemon, LONG, NODE, SECOND, event, open, provide, sent, tagged};
 
 fn free_bytes(port: &Port) -> u64 {
     port.allocate(usize::MAX).unwrap_err().free
@@ -416,7 +412,7 @@ fn nonsense_is_ignored() {
         number: 0,
         tag: 0,
     };
-    let done = EventKind::Sent(support::DELIVERED);
+    let done = EventKind::Sent(crate::support::DELIVERED);
     let offered = EventKind::Offered(Offered {
         incarnation: 1,
         first: [0; 16],

@@ -1,15 +1,12 @@
 //! Who captures which engine's frames: the test plays engines, the one who captures, and those who may not.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod supervisor_harness;
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use crate::harness::{Client, FakeEngine, Node, Options};
 use portolan_abi::control::{ErrorCode, Request, Response};
 use portolan_abi::memory::Mapping;
 use portolan_abi::tap::{MARK_BYTES, Passing, TapGeometry, TapReader, TapWriter, Way};
 use portoland::engine_link::ToEngine;
-use supervisor_harness::{Client, FakeEngine, Node, Options};
 
 fn capture(engine: u16) -> Request {
     Request::Capture {

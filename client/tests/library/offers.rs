@@ -1,13 +1,10 @@
 //! Messages the application is asked about first: events, handlers, answers, and what happens when an engine's successor asks again.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod support;
-
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::{FakeDaemon, LONG, NODE};
 use portolan::{
     AckMode, Event, Node, Offer, Port, PortOptions, Priority, SendError, SendOptions, Verdict,
 };
@@ -15,7 +12,6 @@ use portolan_abi::event::{Event as Entry, EventKind, Offered};
 use portolan_abi::token::{
     AnswerToken, FLAG_ACK_IMMEDIATE, FLAG_ACK_LAZY, FLAG_INLINE, Verdict as Wanted,
 };
-use support::{FakeDaemon, LONG, NODE};
 
 fn open(daemon: &FakeDaemon, options: PortOptions) -> Port {
     let node = Node::attach(&daemon.path).unwrap();

@@ -1,11 +1,8 @@
 //! The configuration read again while a node runs: what changes at once, what is refused, and what a broken file does.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod supervisor_harness;
-
+use crate::harness::{FakeEngine, Node, Options, open};
 use portolan_abi::control::{ErrorCode, Request, Response};
 use portoland::engine_link::{Route, ToEngine};
-use supervisor_harness::{FakeEngine, Node, Options, open};
 
 fn options() -> Options {
     Options {
@@ -138,7 +135,7 @@ fn peers_beyond_the_room_there_is_are_refused() {
     node.rewrite(|text| text.replace("uid = 1000", "uid = 1001") + &many);
     node.reload();
     // Nothing but the answer tells when; every request comes after the signal or before it.
-    let end = std::time::Instant::now() + supervisor_harness::DEADLINE;
+    let end = std::time::Instant::now() + crate::harness::DEADLINE;
     client.send(&open(Some(5)));
     while let Some((Response::Error { .. }, _)) = {
         let early = !engine.told_nothing();

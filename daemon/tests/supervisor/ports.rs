@@ -1,15 +1,12 @@
 //! The life of ports and engines, as a dialogue: the test plays the engines and the applications.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod supervisor_harness;
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use crate::harness::{DEADLINE, FakeEngine, Node, Options, open};
 use portolan_abi::control::{ErrorCode, Request, Response};
 use portolan_abi::port::{CloseReason, state};
 use portoland::engine_link::{FromEngine, ToEngine};
-use supervisor_harness::{DEADLINE, FakeEngine, Node, Options, open};
 
 fn inode(fd: &OwnedFd) -> u64 {
     rustix::fs::fstat(fd).unwrap().st_ino
