@@ -5,8 +5,6 @@
 //! without a fault is noise. The difference a fault makes is the mean of the ten ratios, with its interval of confidence (Student's t for pairs): neighbours in
 //! time are compared, so what drifts in a quarter of an hour is in neither.
 
-use std::array;
-
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 
@@ -104,11 +102,7 @@ impl Gaps {
     /// The least and the most of a quantile among the parts without a fault.
     fn noise(&self, quantile: f64) -> Option<[f64; 2]> {
         let without = self.pairs(quantile).into_iter().map(|[_, without]| without);
-        let [least, most] = array::from_fn(|most| {
-            let further = |a: f64, b: f64| if most == 1 { a.max(b) } else { a.min(b) };
-            without.clone().reduce(further)
-        });
-        Some([least?, most?])
+        Some([without.clone().reduce(f64::min)?, without.reduce(f64::max)?])
     }
 
     pub fn json(&self) -> Value {
