@@ -8,20 +8,21 @@
 //!
 //! Idea: **as long as nobody waits for it, it takes its time.** Until it looks after its engines it is nice and asks for short turns, so that whoever
 //! wants the processor is chosen before it, and a timer interrupts it after each [`TURN`], from its first instruction on (`entry.rs`). Then it pauses for
-//! [`PAUSE`], so that of some thousands of deliveries one is late; it heeds meanwhile whoever might need it: an engine that has died or says
+//! [`PAUSE`], so that of some ten thousand deliveries one is late; it heeds meanwhile whoever might need it: an engine that has died or says
 //! something, an application that connects or asks. As soon as one does there are no pauses any more, and a turn's end only has the kernel choose
 //! anew who runs (`watchdog/background.rs` says how).
 //!
-//! A turn costs something by itself: its signal, its switches, and caches and translations that others have used since the last, 15 to 50 us. So there are
-//! few and long ones, ten to fifteen in all. In turns of 35 us each 10 ms it needed 470 of them and 45 to 80 ms of a core for what takes 5 to 9 in turns of 400.
+//! A turn costs something by itself: its signal, its switches, and caches and translations that others have used since the last, 15 to 50 us. In turns of
+//! 35 us each 10 ms it needed 470 of them and 45 to 80 ms of a core for 3 ms of work. And each that is not very short makes one delivery late, however long it
+//! lasts. So there are few and long ones, four or five in all, though not so long that the delivery is among the latest of a thousand.
 //!
 //! An epoll watches them: to ask poll(2) about twelve descriptors, whose lines have left the caches each time, took a fifth of all it did.
 //!
 //! Rejected: SCHED_IDLE, with which it comes back after 44 to 200 ms instead of 9 to 21 and is hardly less in the way; a thread before all
 //! ordinary ones that has the kernel choose, for each time it wakes it takes a processor from somebody, in all as long as the supervisor
 //! itself; to choose less often (each turn is a gap) or more often (each choice costs some 45 us of cold caches); short pauses of a turn or two,
-//! which only stretch what is in the way; turns so short that a gap they make is like any other, for there are so many then that p99 is 2 to 3 % longer
-//! (`docs/faults.md`); and a niceness set in the unit, which nobody would end.
+//! which only stretch what is in the way; turns so short that a gap they make is like any other, for there are so many then that p99 is 2 to 3 % longer,
+//! and ten to fifteen of 400 us, with which it is as much (`docs/faults.md`); and a niceness set in the unit, which nobody would end.
 //!
 //! What must hold: there is an end for certain. It is nice, not idle, so among busy processes it has its turns; and the timer's handler, which then
 //! runs before anything else, makes it an ordinary one without pauses after [`AT_MOST`], or [`AT_MOST_WAITED_FOR`] after somebody began to wait. An
@@ -38,22 +39,22 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{Pid, getpriority_process, setpriority_process};
 
-/// A node without a supervisor's eyes for so long is what peace may cost; its watchdog's are open earlier. Coming back takes 3 to 9 ms of a core
-/// in these turns, so ten to twenty pauses.
-const AT_MOST: Duration = Duration::from_secs(3);
+/// A node without a supervisor's eyes for so long is what peace may cost; its watchdog's are open earlier. Coming back takes 3 to 5 ms of a core
+/// in these turns, so four or five pauses.
+const AT_MOST: Duration = Duration::from_secs(5);
 /// And what a busy machine may cost who waits.
 const AT_MOST_WAITED_FOR: Duration = Duration::from_millis(40);
 /// Between turns as long as nobody waits.
-const PAUSE: Duration = Duration::from_millis(150);
+const PAUSE: Duration = Duration::from_millis(800);
 /// Weighs a ninth of an ordinary one (`sched_prio_to_weight`, kernel/sched/core.c). With 15 it comes back later and is no less in the way.
 const NICE: i32 = 10;
 /// The kernel's least.
 const SHORT: Duration = Duration::from_micros(100);
 /// From one pause to the next, of the processor.
-const TURN: Duration = Duration::from_micros(400);
+const TURN: Duration = Duration::from_micros(1000);
 /// Who has had so much of the processor has had its turn. If others came in between, as those do who wake for each message, it goes on for what is left: it would
 /// get nowhere otherwise. A little less than a turn, since clocks are read at different moments.
-const ENOUGH: Duration = Duration::from_micros(380);
+const ENOUGH: Duration = Duration::from_micros(950);
 /// The signals of one turn; with as many it ends, whatever is left of it.
 const SIGNALS: u32 = 8;
 /// From one choice to the next, if there are no pauses.
