@@ -23,11 +23,15 @@ pub fn run() -> Result<()> {
         rust_components()
     })?;
     steps.run("formatting", cargo("fmt --all --check"), QUICK)?;
-    let clippy = "clippy --workspace --all-targets -- -D warnings";
-    steps.run("lints", cargo(clippy), build::BUILD)?;
+    // In the profile that everything is built in: what macros and build scripts depend on is compiled once.
+    let profile = build::PROFILE;
+    let clippy = format!("clippy --profile {profile} --workspace --all-targets -- -D warnings");
+    steps.run("lints", cargo(&clippy), build::BUILD)?;
     steps.check("tidy", "cargo xtask tidy", tidy::run)?;
     // For those who read the source: private items too, and links to them.
-    let mut documentation = cargo("doc --no-deps --workspace --lib --document-private-items");
+    let doc =
+        format!("doc --profile {profile} --no-deps --workspace --lib --document-private-items");
+    let mut documentation = cargo(&doc);
     let flags = "-D warnings -A rustdoc::private-intra-doc-links";
     documentation.env("RUSTDOCFLAGS", flags);
     steps.run("documentation", documentation, build::BUILD)?;
