@@ -14,7 +14,7 @@
 //!
 //! A turn costs something by itself: its signal, its switches, and caches and translations that others have used since the last, 15 to 50 us. In turns of
 //! 35 us each 10 ms it needed 470 of them and 45 to 80 ms of a core for 3 ms of work. And each that is not very short makes one delivery late, however long it
-//! lasts. So there are few and long ones, four or five in all, though not so long that the delivery is among the latest of a thousand.
+//! lasts. So there are few and long ones, two to five in all, though not so long that the delivery is among the latest of a thousand.
 //!
 //! An epoll watches them: to ask poll(2) about twelve descriptors, whose lines have left the caches each time, took a fifth of all it did.
 //!
@@ -39,8 +39,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{Pid, getpriority_process, setpriority_process};
 
-/// A node without a supervisor's eyes for so long is what peace may cost; its watchdog's are open earlier. Coming back takes 3 to 5 ms of a core
-/// in these turns, so four or five pauses.
+/// A node without a supervisor's eyes for so long is what peace may cost; its watchdog's are open earlier. Coming back takes 2 to 5 ms of a core
+/// in these turns, so two to five pauses.
 const AT_MOST: Duration = Duration::from_secs(5);
 /// And what a busy machine may cost who waits.
 const AT_MOST_WAITED_FOR: Duration = Duration::from_millis(40);

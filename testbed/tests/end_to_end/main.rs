@@ -1,6 +1,6 @@
 //! Portolan as a whole: real daemons and engines over AF_XDP in network namespaces, real applications, real signals.
 //!
-//! One program, because linking each of thirty takes longer than many of them run. They run one at a time (`--test-threads=1`): two
+//! One program, because to link each of these takes longer than many of them run. They run one at a time (`--test-threads=1`): two
 //! cores carry one such test.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
