@@ -234,8 +234,10 @@ impl Cluster {
         }
     }
 
-    /// A batch into the transmit ring. Whether there may be more, and when the ring has room for it.
+    /// A batch into the transmit ring. Whether there may be more, and when the ring has room for it. Some turns have one time for all of it, as
+    /// real engines have, without which there are no trains; some look at the clock for each frame.
     fn send(&mut self, index: usize, at: &mut Nanos) -> (bool, Nanos) {
+        let one_time = (self.engines[index].turns % 4 < 2).then_some(*at);
         for _ in 0..BATCH {
             let e = &mut self.engines[index];
             e.reap(*at);
@@ -244,7 +246,7 @@ impl Cluster {
                 return (false, room_at);
             }
             let frame = self.frames.take();
-            let (now, slot) = (*at, self.frames.get_mut(frame));
+            let (now, slot) = (one_time.unwrap_or(*at), self.frames.get_mut(frame));
             let Some(endpoint) = &mut e.endpoint else {
                 self.frames.free(frame);
                 return (false, Nanos::MAX);
