@@ -11,6 +11,9 @@
 //! yield to each other one with turns of 100 us is taken many times before one with the usual turns has its next. An application that
 //! polled beside its engine waited for as many empty loops of it: 8.3 us for one way of 64 bytes instead of 6.4. So threads that
 //! open a port and do not wait spinning take turns as short as their engine's.
+//!
+//! Even so a yield may come back at once, since the rest of a turn is given away only by who has had no more than its share. Two threads that yield to each other
+//! may come to a rhythm in which one of them needs two yields each time. What it handed over lies there until the second: see [`give_way`].
 
 mod patience;
 
@@ -98,6 +101,21 @@ pub fn as_engines() {
     };
 }
 
+/// Yields before it is left to the next occasion.
+const YIELDS: u32 = 3;
+
+/// Gives the core away to whoever was handed something; at once again, but not for ever, while that is `untaken`: then the core was given to nobody. Who takes
+/// nothing on another core, or is stopped, costs that many yields.
+#[inline]
+pub fn give_way(mut untaken: impl FnMut() -> bool) {
+    for _ in 0..YIELDS {
+        std::thread::yield_now();
+        if !untaken() {
+            return;
+        }
+    }
+}
+
 /// Has the calling thread run only when its processor has nothing else to do (SCHED_IDLE). Anybody may.
 pub fn idle() {
     let parameters = libc::sched_param { sched_priority: 0 };
@@ -143,6 +161,19 @@ mod tests {
             }
         });
         thread.join().unwrap();
+    }
+
+    // What was handed over is taken after the first yield, after the second, never. Expect: no yield more than that takes, and an end.
+    #[test]
+    fn the_core_is_given_away_until_it_was_had_but_not_for_ever() {
+        for (taken_after, looks) in [(1, 1), (2, 2), (u32::MAX, YIELDS)] {
+            let mut looked = 0;
+            give_way(|| {
+                looked += 1;
+                looked < taken_after
+            });
+            assert_eq!(looked, looks, "taken after {taken_after}");
+        }
     }
 
     // A thread that runs only when nobody else wants to. Expect: it stays so.

@@ -5,7 +5,7 @@
 //! with a frame is counted and otherwise ignored: a limit has no recovery to pay for.
 
 use anyhow::Result;
-use portolan::turns::Patience;
+use portolan::turns::{self, Patience};
 use portolan_transport::wire::crc::{crc32c, crc32c_append};
 
 use super::shared::{Consumer, INLINE, Producer, Toward};
@@ -58,7 +58,7 @@ pub fn run(role: &RelayRole, orders: &Orders) -> Result<()> {
             }
         }
         if gives_way {
-            rustix::thread::sched_yield();
+            turns::give_way(|| !inward.application.is_empty());
         }
     }
     Ok(())

@@ -65,6 +65,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
 use anyhow::bail;
+use portolan::turns;
 use portolan_abi::ledger::{HEARTBEAT_SLEEPING, Ledger};
 use portolan_transport::ident::Nanos;
 
@@ -145,7 +146,7 @@ fn serve(link: &mut Link) -> anyhow::Result<()> {
     engine.report_ports(link);
     // The first loop hears what came meanwhile and tells the peers; then we are one process among others.
     let mut go_on = engine.turn(link)?;
-    portolan::turns::short();
+    turns::short();
     while go_on {
         go_on = engine.turn(link)?;
     }
@@ -210,12 +211,22 @@ impl Engine {
             }
         }
         let worked = worked || self.path.blocked;
-        match (self.waiter).after_loop(worked, tokens, delivered, more, now) {
-            Next::Loop if worked => {}
-            Next::Loop => self.look(),
+        let next = (self.waiter).after_loop(worked, tokens, delivered, more, now);
+        match next {
+            Next::Loop => {}
+            Next::GiveWay => self.give_way(),
             Next::Sleep => self.sleep(now)?,
         }
+        if !worked && next != Next::Sleep {
+            self.look();
+        }
         Ok(true)
+    }
+
+    /// Gives the core away, above all to applications that were given something.
+    fn give_way(&self) {
+        let (ports, xsk) = (&self.path.host.ports, &self.path.xsk);
+        turns::give_way(|| ports.unread() && !xsk.has_received());
     }
 
     /// Between two turns without work, looks a few times at nothing but the rings, each time in a tenth of a turn: what comes is seen that much sooner.

@@ -47,6 +47,12 @@ impl PortTable {
         self.open.iter().filter_map(|number| self.get(*number))
     }
 
+    /// Is there an event that its application has not read?
+    pub fn unread(&self) -> bool {
+        self.iter()
+            .any(|port| port.events_read() != port.events_published())
+    }
+
     /// Serves a port from now on.
     pub fn insert(&mut self, port: Port) {
         let number = port.number();

@@ -92,3 +92,17 @@ fn buffers_are_behind_orders_while_there_are_others() {
     scene.application.provide(slot, 2);
     assert_eq!(serve(&mut scene, false), (3, 2));
 }
+
+// An application is asked about two messages and reads what it was asked. Expect: there is something unread from the first question until it has read both,
+// which is what the engine gives its core away again for.
+#[test]
+fn events_are_unread_until_their_application_took_them() {
+    let mut scene = Scene::new();
+    assert!(!scene.host.ports.unread());
+    for number in 0..2 {
+        scene.offer(number);
+        assert!(scene.host.ports.unread());
+    }
+    scene.application.take_events();
+    assert!(!scene.host.ports.unread());
+}
