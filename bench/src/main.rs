@@ -2,6 +2,7 @@
 
 mod actor;
 mod cases;
+mod company;
 mod compare;
 mod faults;
 mod host;
