@@ -12,15 +12,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 use portolan_testbed::{Lab, cancel};
 
 use crate::cases::{Case, Group, Plan};
-use crate::company::{self, Other};
+use crate::company::Company;
 use crate::report::{self, Results};
 use crate::subjects::{self, Scene, Subject};
 
 /// What a start of a subject is expected to take.
 const START: Duration = Duration::from_millis(300);
-
-/// How long it is looked who else uses the processors, before anything is started.
-const ALONE: Duration = Duration::from_millis(500);
 
 /// What is compared and how.
 #[derive(Args, Clone, Debug)]
@@ -77,8 +74,7 @@ pub fn run(options: &Options) -> Result<()> {
     let cases: Vec<Case> = plan.cases().copied().collect();
     let turns = plan.timing.turns;
     let mut results = Results::new(abouts.collect(), cases, turns, options.quick);
-    let company = company::look(ALONE);
-    warn_of(&company);
+    let company = Company::meet();
     let began = Instant::now();
     let measured = measure(&plan, &subjects, &mut results);
     results.took_s = began.elapsed().as_secs_f64();
@@ -89,8 +85,7 @@ pub fn run(options: &Options) -> Result<()> {
         crate::host::line(),
         results.took_s
     );
-    // Hours and many lines ago.
-    warn_of(&company);
+    company.warn();
     type Write = fn(&Results, &Path) -> Result<()>;
     let forms: [(&Option<PathBuf>, Write); 3] = [
         (&options.json, report::write_json),
@@ -107,17 +102,6 @@ pub fn run(options: &Options) -> Result<()> {
         bail!("{subject} failed at {case}, and perhaps others");
     }
     Ok(())
-}
-
-/// Figures beside somebody else are not worth much.
-fn warn_of(company: &[Other]) {
-    if !company.is_empty() {
-        let all: Vec<String> = company.iter().map(Other::to_string).collect();
-        eprintln!(
-            "warning: this machine was not idle when this began: {}; end that, or take the figures for figures of both",
-            all.join(", ")
-        );
-    }
 }
 
 fn measure(plan: &Plan, subjects: &[Box<dyn Subject>], results: &mut Results) -> Result<()> {

@@ -15,6 +15,8 @@ use hdrhistogram::Histogram;
 use portolan::{Address, Event, Node, Port, PortOptions, Priority, SendError, SendOptions};
 use portolan_testbed::{Binaries, Lab, cancel};
 
+use crate::company::Company;
+
 /// What is measured and how.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
@@ -49,6 +51,7 @@ pub fn run(options: &Options) -> Result<()> {
     for binaries in &both {
         binaries.daemon()?;
     }
+    let company = Company::meet();
     let mut medians = [const { Vec::new() }; 2];
     let mut ratios = Vec::new();
     for round in 0..options.rounds {
@@ -87,6 +90,7 @@ pub fn run(options: &Options) -> Result<()> {
     );
     let [low, middle, high] = [0.25, 0.5, 0.75].map(|q| 100.0 * (quantile(&mut ratios, q) - 1.0));
     println!("  round by round      {middle:>8.1} %, quartiles {low:.1} % and {high:.1} %");
+    company.warn();
     Ok(())
 }
 

@@ -148,15 +148,20 @@ pub fn kill_group(child: &mut Child) {
 }
 
 /// One line of the process table.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Entry {
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// Its process id.
     pub pid: i32,
-    pub parent: i32,
-    pub group: i32,
+    /// What it calls itself, at most 15 bytes.
+    pub name: String,
+    pub(crate) parent: i32,
+    pub(crate) group: i32,
+    /// What it has used of the processors, in user and system mode, in clock ticks.
+    pub ticks: u64,
 }
 
 /// Every process that is not a zombie.
-pub(crate) fn table() -> Vec<Entry> {
+pub fn table() -> Vec<Entry> {
     let Ok(proc) = fs::read_dir("/proc") else {
         return Vec::new();
     };
@@ -167,16 +172,26 @@ pub(crate) fn table() -> Vec<Entry> {
 }
 
 fn entry(pid: i32) -> Option<Entry> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// A line as in `proc_pid_stat(5)`; `None` also of a zombie.
+fn parse(pid: i32, stat: &str) -> Option<Entry> {
     // The name between the parentheses may hold anything, parentheses too.
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let (head, rest) = stat.rsplit_once(')')?;
+    let (_, name) = head.split_once('(')?;
+    let mut fields = rest.split_ascii_whitespace();
     if matches!(fields.next()?, "Z" | "X") {
         return None;
     }
+    let (parent, group) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    let mut times = fields.skip(8).map(|ticks| ticks.parse::<u64>().ok());
     Some(Entry {
         pid,
-        parent: fields.next()?.parse().ok()?,
-        group: fields.next()?.parse().ok()?,
+        name: name.to_owned(),
+        parent,
+        group,
+        ticks: times.next()?? + times.next()??,
     })
 }
 
@@ -245,6 +260,19 @@ mod tests {
         command.args(["-c", "echo reason >&2; exit 3"]);
         let error = run_ok(&mut command, Duration::from_secs(10)).unwrap_err();
         assert!(error.to_string().contains("reason"), "{error}");
+    }
+
+    // A name that looks like the end of a name; lines that end early; a zombie. Expect: what it says; nothing.
+    #[test]
+    fn a_name_may_hold_anything() {
+        let stat = "17 (a) R (b) S 1 2 3 4 5 6 7 8 9 10 1200 34 0 0";
+        let entry = parse(17, stat).unwrap();
+        assert_eq!((entry.pid, entry.name.as_str()), (17, "a) R (b"));
+        assert_eq!((entry.parent, entry.group, entry.ticks), (1, 2, 1234));
+        for end in [0, 4, 12, 20, 36, stat.find("34").unwrap()] {
+            assert!(parse(17, &stat[..end]).is_none(), "{end}");
+        }
+        assert!(parse(17, &stat.replace('S', "Z")).is_none());
     }
 
     #[test]

@@ -36,9 +36,7 @@ pub fn run() -> Result<()> {
     documentation.env("RUSTDOCFLAGS", flags);
     steps.run("documentation", documentation, build::BUILD)?;
     if steps.test("models of the rings", models(""), MODELS)? {
-        let repeat =
-            "RUSTFLAGS=\"--cfg loom\" cargo test -p portolan-abi --release --lib loom -- --list";
-        steps.check("models are there", repeat, models_exist)?;
+        steps.check("models are there", "cargo xtask ci", models_exist)?;
     }
     if tests::add(&mut steps)? {
         book::add(&mut steps)?;
@@ -50,7 +48,10 @@ pub fn run() -> Result<()> {
 
 /// The rings under loom, in a target directory of their own: the flag would rebuild everything else.
 fn models(more: &str) -> Command {
-    let mut command = cargo(&format!("test -p portolan-abi --release --lib loom {more}"));
+    let profile = build::PROFILE;
+    let mut command = cargo(&format!(
+        "test -p portolan-abi --profile {profile} --lib loom {more}"
+    ));
     command.env("RUSTFLAGS", "--cfg loom");
     command.env("CARGO_TARGET_DIR", steps::root().join("target/loom"));
     command

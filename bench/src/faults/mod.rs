@@ -48,6 +48,8 @@ mod victim;
 use anyhow::{Result, bail};
 use portolan_testbed::cancel;
 
+use crate::company::Company;
+
 use outcome::Outcome;
 pub use plan::Options;
 use progress::Progress;
@@ -63,6 +65,7 @@ pub fn run(options: &Options) -> Result<()> {
     let costs = options.costs(&plan);
     let mut expected_s: f64 = plan.iter().map(plan::Item::expected_s).sum();
     expected_s += if costs { cost::EXPECTED_S } else { 0.0 };
+    let company = Company::meet();
     let mut progress = Progress::new(expected_s);
     let mut report = Report::new(options.seed());
     if costs {
@@ -84,6 +87,7 @@ pub fn run(options: &Options) -> Result<()> {
         report.keep(options.json())?;
     }
     print!("\n{}", report.text());
+    company.warn();
     let complaints = report.complaints();
     if !complaints.is_empty() {
         bail!("not as promised:\n  {}", complaints.join("\n  "));

@@ -19,6 +19,8 @@ use portolan::Node;
 use portolan_testbed::{Impairment, Lab, cancel};
 use portolan_transport::policy::Profile;
 
+use crate::company::Company;
+
 use load::Pair;
 use report::{Cell, Report, Settings};
 
@@ -101,6 +103,7 @@ pub fn run(options: &Options) -> Result<()> {
     } else {
         options.profiles.clone()
     };
+    let company = Company::meet();
     let began = Instant::now();
     let lab = Lab::builder()
         .mtu(options.mtu)
@@ -153,6 +156,7 @@ pub fn run(options: &Options) -> Result<()> {
     lab.remove()?;
     report.took_s = began.elapsed().as_secs();
     print!("{}", report.markdown());
+    company.warn();
     if let Some(path) = &options.json {
         if let Some(directory) = path.parent() {
             std::fs::create_dir_all(directory)?;

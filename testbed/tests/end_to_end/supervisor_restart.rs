@@ -83,6 +83,7 @@ fn standby_pids(cluster: &Cluster, node: u16) -> Vec<i32> {
         .collect()
 }
 
+// Twenty times; in four of them nobody waits for the next one, which takes its time.
 #[test]
 fn streams_do_not_notice_that_supervisors_are_killed() {
     let cluster = Cluster::start_managed(Lab::builder());
@@ -98,10 +99,16 @@ fn streams_do_not_notice_that_supervisors_are_killed() {
         let node = 1 + round % 2;
         let killed = Instant::now();
         let start = manager(&cluster, node).kill().unwrap();
+        // Attached before any of this.
+        let somebody = || use_a_port(&app[usize::from(node) - 1], 20 + round);
+        if round % 5 != 0 {
+            somebody();
+        }
         manager(&cluster, node).wait_ready(start, STEP).unwrap();
         longest = longest.max(killed.elapsed());
-        // Attached before any of this.
-        use_a_port(&app[usize::from(node) - 1], 20 + round);
+        if round % 5 == 0 {
+            somebody();
+        }
         all_go_on(&mut all);
     }
     println!("20 supervisors killed; the next one served after at most {longest:?}");
@@ -143,7 +150,7 @@ fn a_restart_leaves_everything_and_a_stop_ends_it() {
     let cluster = Cluster::start_managed(Lab::builder());
     let mut all = all_talk(&cluster, &EVERYBODY);
     let engines = cluster.daemon(1).engine_pids().unwrap();
-    for _ in 0..5 {
+    for _ in 0..3 {
         manager(&cluster, 1).restart(STEP).unwrap();
         all_go_on(&mut all);
     }
