@@ -35,7 +35,6 @@ impl Company {
 }
 
 /// A process that is none of ours, and the share of a processor it used.
-#[derive(Clone, Debug)]
 struct Other {
     pid: i32,
     name: String,
@@ -96,7 +95,7 @@ mod tests {
                 command.spawn().unwrap()
             })
             .into();
-        let others = look(Duration::from_millis(500));
+        let others = look(ALONE);
         for child in &mut children {
             child.kill().unwrap();
             child.wait().unwrap();
