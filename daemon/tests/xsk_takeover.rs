@@ -39,13 +39,16 @@ impl Shared {
     }
 }
 
+/// Words for what an owner says before it gives up.
+const FAILURE_WORDS: usize = 32;
+
 /// What an owner tells its parent, in the last shared words.
 #[derive(Clone, Copy)]
 #[repr(usize)]
 enum Word {
     /// Nanoseconds from the start of adoption to its end; 0 until it is over.
     AdoptNs,
-    /// 1: adoption failed; 2: inconsistent after adoption; 3: bogus descriptors.
+    /// The length in bytes of what went wrong; 0 if nothing did.
     Failure,
     /// Frames received, over all lives.
     Received,
@@ -53,7 +56,8 @@ enum Word {
     Damaged,
     /// The next number to send.
     Next,
-    End,
+    /// What went wrong, eight bytes a word, [`FAILURE_WORDS`] of them.
+    FailureText,
 }
 
 struct Stage {
@@ -66,7 +70,8 @@ struct Stage {
 
 impl Stage {
     fn new(config: XskConfig) -> Self {
-        let shared = Shared::new(config.layout.chunks() + Word::End as usize);
+        let words = Word::FailureText as usize + FAILURE_WORDS;
+        let shared = Shared::new(config.layout.chunks() + words);
         let umem = UmemMemfd::create(&config.layout).unwrap();
         let table = &shared.words[..config.layout.chunks()];
         let xsk = XskFd::create(&umem, &config, &bind_options(BindMode::Copy), table).unwrap();
@@ -111,16 +116,21 @@ impl Stage {
 
     /// The owner's life: adopt, check, then echo traffic in both directions.
     fn own(&self) {
-        let fail = |code| self.word(Word::Failure).store(code, Ordering::Release);
         let start = Instant::now();
-        let Ok(fd) = self.xsk.fd().try_clone_to_owned() else {
-            return fail(1);
+        let fd = match self.xsk.fd().try_clone_to_owned() {
+            Ok(fd) => fd,
+            Err(error) => return self.fail(&format!("no descriptor: {error}")),
         };
-        let adopted = Xsk::adopt(fd, &self.umem.fd(), self.table(), &self.config);
-        let Ok(mut xsk) = adopted else { return fail(1) };
+        let mut xsk = match Xsk::adopt(fd, &self.umem.fd(), self.table(), &self.config) {
+            Ok(xsk) => xsk,
+            Err(error) => return self.fail(&format!("adoption: {error}")),
+        };
         let adopt_ns = start.elapsed().as_nanos() as u64;
-        if xsk.check_consistency().is_err() || xsk.adopted().implausible > 0 {
-            return fail(2);
+        if let Err(error) = xsk.check_consistency() {
+            return self.fail(&format!("after adoption: {error}"));
+        }
+        if xsk.adopted().implausible > 0 {
+            return self.fail(&format!("adopted {:?}", xsk.adopted()));
         }
         self.word(Word::AdoptNs).store(adopt_ns, Ordering::Release);
         loop {
@@ -142,9 +152,36 @@ impl Stage {
             xsk.reap();
             let counters = xsk.counters();
             if counters.rx_bogus_descriptors + counters.tx_bogus_completions > 0 {
-                return fail(3);
+                return self.fail(&format!("bogus descriptors: {counters:?}"));
             }
         }
+    }
+
+    /// Tells the parent what went wrong.
+    fn fail(&self, text: &str) {
+        let words = self.text_words();
+        let text = &text.as_bytes()[..text.len().min(words.len() * 8)];
+        for (word, bytes) in words.iter().zip(text.chunks(8)) {
+            let mut padded = [0; 8];
+            padded[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_ne_bytes(padded), Ordering::Relaxed);
+        }
+        self.word(Word::Failure)
+            .store(text.len() as u64, Ordering::Release);
+    }
+
+    /// What an owner said before it gave up.
+    fn failure(&self) -> Option<String> {
+        let len = self.word(Word::Failure).load(Ordering::Acquire) as usize;
+        let bytes: Vec<u8> = (self.text_words().iter())
+            .flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes())
+            .collect();
+        (len > 0).then(|| String::from_utf8_lossy(&bytes[..len]).into_owned())
+    }
+
+    fn text_words(&self) -> &'static [AtomicU64] {
+        let first = self.config.layout.chunks() + Word::FailureText as usize;
+        &self.shared.words[first..first + FAILURE_WORDS]
     }
 
     fn length(&self, number: u64) -> usize {
@@ -251,8 +288,9 @@ fn kill_owners(mtu: u32, rounds: u64) {
             }
             foreign.kick();
             back += foreign.receive(|frame| damaged += usize::from(check_frame(frame).is_err()));
-            let failure = stage.word(Word::Failure).load(Ordering::Acquire);
-            assert_eq!(failure, 0, "round {round}");
+            if let Some(failure) = stage.failure() {
+                panic!("round {round}: {failure}");
+            }
             assert!(
                 Instant::now() < deadline,
                 "round {round}: the owner does not start"

@@ -116,6 +116,8 @@ pub(super) struct FakeKernel {
     pub(super) rx: FakeRing<Descriptor>,
     pub(super) tx: FakeRing<Descriptor>,
     pub(super) completion: FakeRing<u64>,
+    /// Entries of the fill ring the kernel has taken but not yet said so.
+    fill_taken: u32,
     /// Receive chunks taken from the fill ring.
     driver: VecDeque<u64>,
     /// Transmit chunks taken from the transmit ring.
@@ -154,6 +156,9 @@ pub(super) enum KernelOp {
     TakeFill,
     /// A frame of this many segments arrives, if there are chunks and room.
     Deliver { segments: usize, at_once: bool },
+    /// The kernel says what it has taken from the fill ring: after it has
+    /// delivered, as in `xsk_flush` (net/xdp/xsk.c), or when nothing is left in it.
+    ReleaseFill,
     /// A descriptor is taken from the transmit ring.
     TakeTx,
     /// A chunk in flight completes: the oldest or the newest.
@@ -165,13 +170,17 @@ impl FakeKernel {
         match op {
             KernelOp::TakeFill => self.take_fill(),
             KernelOp::Deliver { segments, at_once } => self.deliver(segments, at_once),
+            KernelOp::ReleaseFill => self.release_fill(),
             KernelOp::TakeTx => self.take_tx(),
             KernelOp::Complete { newest } => self.complete(newest),
         }
     }
 
     fn take_fill(&mut self) {
-        let Some(addr) = self.fill.pop() else { return };
+        let Some(addr) = self.fill_left().first().copied() else {
+            return self.release_fill();
+        };
+        self.fill_taken += 1;
         assert!(addr.is_multiple_of(CHUNK_SIZE as u64));
         assert!(addr / (CHUNK_SIZE as u64) < u64::from(self.layout.rx_chunks()));
         assert!(
@@ -181,9 +190,20 @@ impl FakeKernel {
         self.driver.push_back(addr);
     }
 
+    /// What the fill ring still holds, oldest first.
+    fn fill_left(&self) -> Vec<u64> {
+        self.fill.entries().split_off(self.fill_taken as usize)
+    }
+
+    fn release_fill(&mut self) {
+        for _ in 0..std::mem::take(&mut self.fill_taken) {
+            self.fill.pop();
+        }
+    }
+
     fn deliver(&mut self, segments: usize, at_once: bool) {
         const HEADROOM: u64 = 256;
-        while self.driver.len() < segments && !self.fill.entries().is_empty() {
+        while self.driver.len() < segments && !self.fill_left().is_empty() {
             self.take_fill();
         }
         if self.driver.len() < segments || self.rx.room() < segments {
@@ -256,7 +276,7 @@ impl FakeKernel {
     pub(super) fn occurrences(&self) -> Vec<usize> {
         let descriptors = self.rx.entries().into_iter().chain(self.tx.entries());
         let mut occurrences = vec![0; self.layout.chunks()];
-        let all = (self.fill.entries().into_iter())
+        let all = (self.fill_left().into_iter())
             .chain(self.completion.entries())
             .chain(descriptors.map(|entry| entry.addr))
             .chain(self.driver.iter().copied())
@@ -289,6 +309,7 @@ impl FakeSocket {
             rx: FakeRing::new(config.rings.rx),
             tx: FakeRing::new(config.rings.tx),
             completion: FakeRing::new(config.rings.completion),
+            fill_taken: 0,
             driver: VecDeque::new(),
             in_flight: VecDeque::new(),
             delivered: Vec::new(),

@@ -43,6 +43,7 @@ fn kernel_op() -> impl Strategy<Value = KernelOp> {
         Just(KernelOp::TakeFill),
         (1..=5usize, any::<bool>())
             .prop_map(|(segments, at_once)| KernelOp::Deliver { segments, at_once }),
+        Just(KernelOp::ReleaseFill),
         Just(KernelOp::TakeTx),
         any::<bool>().prop_map(|newest| KernelOp::Complete { newest }),
     ]
@@ -93,6 +94,7 @@ impl World {
                         segments: 1 + (x >> 40) as usize % 3,
                         at_once: x & 64 != 0,
                     },
+                    KernelOp::ReleaseFill,
                     KernelOp::TakeTx,
                     KernelOp::Complete {
                         newest: x & 128 != 0,
@@ -173,7 +175,19 @@ impl World {
 
     /// Every chunk exactly once: in the kernel's world or in one of our lists.
     fn check(&self, xsk: &FakeXsk<'static>) {
-        xsk.check_consistency().unwrap();
+        let kernel = self.socket.kernel.clone();
+        // The kernel goes on, but not before both receive rings were looked at.
+        let mut looks = 0;
+        let goes_on = move || {
+            looks += 1;
+            if looks > 2 {
+                kernel.borrow_mut().act(KernelOp::ReleaseFill);
+            }
+            true
+        };
+        with_hook(goes_on, || xsk.check_consistency())
+            .unwrap()
+            .unwrap();
         let kernel = self.socket.kernel.borrow();
         let mut occurrences = kernel.occurrences();
         for chunk in &xsk.refill {

@@ -2,6 +2,7 @@
 
 use rustix::io::Errno;
 
+use super::super::crash_point::with_hook;
 use super::super::fake::{FakeDoorbell, FakeSocket, KernelOp, read_stamp, stamp_frame};
 use super::super::layout::{CHUNK_SIZE, UmemLayout};
 use super::super::ownership::Record;
@@ -15,6 +16,12 @@ fn socket() -> FakeSocket {
 }
 
 fn deliver(socket: &FakeSocket, segments: usize) {
+    deliver_halfway(socket, segments);
+    socket.kernel.borrow_mut().act(KernelOp::ReleaseFill);
+}
+
+/// The kernel has not said yet what it took from the fill ring for it.
+fn deliver_halfway(socket: &FakeSocket, segments: usize) {
     socket.kernel.borrow_mut().act(KernelOp::Deliver {
         segments,
         at_once: true,
@@ -26,6 +33,7 @@ fn take_fill(socket: &FakeSocket) {
     for _ in 0..8 {
         socket.kernel.borrow_mut().act(KernelOp::TakeFill);
     }
+    socket.kernel.borrow_mut().act(KernelOp::ReleaseFill);
 }
 
 fn send(xsk: &mut Xsk<'_, FakeDoorbell>, stamp: u64, len: usize) {
@@ -434,6 +442,32 @@ fn an_index_that_jumps_is_counted() {
     assert_eq!(xsk.counters().rx_wakeups, 0);
     xsk.wake_rx();
     assert_eq!(xsk.counters().rx_wakeups, 1);
+}
+
+// A frame is delivered, but the kernel has not yet said what it took from the fill ring for it, as between the two stores of `xsk_flush`. Expect: the check waits
+// for that; if it never comes, the chunk is named with both of its places.
+#[test]
+fn a_chunk_that_is_seen_halfway_is_looked_at_again() {
+    let socket = socket();
+    let xsk = socket.adopt().unwrap();
+    deliver_halfway(&socket, 1);
+    let (kernel, mut looks) = (socket.kernel.clone(), 0);
+    let goes_on_later = move || {
+        looks += 1;
+        if looks == 50 {
+            kernel.borrow_mut().act(KernelOp::ReleaseFill);
+        }
+        true
+    };
+    let checked = with_hook(goes_on_later, || xsk.check_consistency());
+    assert_eq!(checked.unwrap(), Ok(()));
+
+    deliver_halfway(&socket, 1);
+    let error = xsk.check_consistency().unwrap_err().to_string();
+    assert!(
+        error.contains("in the fill ring and in the receive ring"),
+        "{error}"
+    );
 }
 
 #[test]
