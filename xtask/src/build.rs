@@ -14,7 +14,7 @@ pub const PROFILE: &str = "lab";
 /// Bound on a build from nothing.
 pub const BUILD: Duration = Duration::from_secs(20 * 60);
 
-/// `target/<profile>`: cargo put this program into `target/debug`.
+/// `target/lab`: where cargo put this program, too.
 pub fn bin_dir() -> Result<PathBuf> {
     let program = std::env::current_exe().context("path of the running program")?;
     let target = program.ancestors().nth(2).context("target directory")?;
