@@ -288,9 +288,8 @@ fn kill_owners(mtu: u32, rounds: u64) {
             }
             foreign.kick();
             back += foreign.receive(|frame| damaged += usize::from(check_frame(frame).is_err()));
-            if let Some(failure) = stage.failure() {
-                panic!("round {round}: {failure}");
-            }
+            let failure = stage.failure();
+            assert!(failure.is_none(), "round {round}: {failure:?}");
             assert!(
                 Instant::now() < deadline,
                 "round {round}: the owner does not start"
