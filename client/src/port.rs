@@ -27,7 +27,7 @@ use crate::names::{AckMode, Address, NodeId, PortId, Priority};
 use crate::node::{PortOptions, unexpected};
 use crate::offer::{OfferBook, OfferHandler};
 use crate::tokens::{InFlight, ReceiveBook, SendBook, Use};
-use crate::wait::Wait;
+use crate::wait::Waiting;
 
 /// What may be said about a send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub struct Port {
     node: NodeId,
     port: PortId,
     default_timeout: Duration,
-    pub(crate) wait: Wait,
+    pub(crate) wait: Waiting,
     pub(crate) report_faults: bool,
 
     sends: ProducerCursor,
@@ -162,7 +162,7 @@ impl Port {
             node: opened.node,
             port: opened.port,
             default_timeout: opened.default_timeout,
-            wait: options.wait,
+            wait: Waiting::new(options.wait),
             report_faults: options.report_faults,
             sends: ProducerCursor::new(0),
             provides: ProducerCursor::new(0),

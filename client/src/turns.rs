@@ -15,8 +15,10 @@
 //! Even so a yield may come back at once, since the rest of a turn is given away only by who has had no more than its share. Two threads that yield to each other
 //! may come to a rhythm in which one of them needs two yields each time. What it handed over lies there until the second: see [`give_way`].
 
+mod looks;
 mod patience;
 
+pub(crate) use looks::Looks;
 pub use patience::Patience;
 
 /// The kernel's least (`sysctl_sched_base_slice` is ten times that and more).

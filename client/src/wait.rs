@@ -15,6 +15,7 @@ use crate::error::{PortError, SendError};
 use crate::event::{Event, SendHandle, Sent};
 use crate::names::Address;
 use crate::port::{Life, Port, SendOptions};
+use crate::turns::Looks;
 
 /// How a blocking call waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +24,7 @@ pub enum Wait {
     Busy,
     /// Spins, giving the core away after each look.
     Yield,
-    /// Spins for a while, giving the core away, then sleeps until the engine rings.
+    /// Spins for a while, giving the core away if anybody takes it, then sleeps until the engine rings.
     Adaptive {
         /// How long it spins.
         spin: Duration,
@@ -38,8 +39,22 @@ impl Default for Wait {
     }
 }
 
-/// Looks before an adaptive wait gives the core away for the first time.
-const SPINS: u32 = 64;
+/// How a port waits, and what it learned of its core.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    how: Wait,
+    looks: Looks,
+}
+
+impl Waiting {
+    pub(crate) fn new(how: Wait) -> Self {
+        Self {
+            how,
+            looks: Looks::default(),
+        }
+    }
+}
+
 /// How often a wait that never sleeps looks whether the daemon is still there.
 const GONE_CHECK_NS: u64 = 100_000_000;
 /// How long a blocking send waits for its end beyond its own timeout: an engine may be replaced meanwhile.
@@ -75,7 +90,7 @@ impl Port {
         if wait != Wait::Busy {
             crate::turns::as_engines();
         }
-        self.wait = wait;
+        self.wait = Waiting::new(wait);
     }
 
     pub(crate) fn wait_until(&mut self, deadline: u64) -> Result<bool, PortError> {
@@ -90,43 +105,53 @@ impl Port {
         if self.pending() {
             return Ok(true);
         }
-        let start = now_ns();
-        let (spin_end, sleeps) = match self.wait {
+        let how = self.wait.how;
+        let mut now = now_ns();
+        let (spin_end, sleeps) = match how {
             Wait::Busy | Wait::Yield => (u64::MAX, false),
             Wait::Adaptive { spin } => {
                 let spin = u64::try_from(spin.as_nanos()).unwrap_or(u64::MAX);
-                (start.saturating_add(spin), true)
+                (now.saturating_add(spin), true)
             }
         };
-        let mut gone_check = start.saturating_add(GONE_CHECK_NS);
-        let mut spins = 0;
+        let mut gone_check = now.saturating_add(GONE_CHECK_NS);
+        self.wait.looks.begin();
         loop {
-            if self.pending() {
-                return Ok(true);
-            }
-            let now = now_ns();
             if self.integrity.is_some() && self.look_in(now) {
                 return Ok(true);
             }
             if now >= deadline {
                 return Ok(false);
             }
+            let mut gave_way = false;
             if sleeps && now >= spin_end {
                 self.sleep(now, deadline)?;
-                continue;
-            }
-            if now >= gone_check {
-                gone_check = now.saturating_add(GONE_CHECK_NS);
-                self.check_daemon();
-            }
-            match self.wait {
-                Wait::Yield => std::thread::yield_now(),
-                Wait::Adaptive { .. } if spins >= SPINS => std::thread::yield_now(),
-                Wait::Busy | Wait::Adaptive { .. } => {
-                    spins += 1;
-                    std::hint::spin_loop();
+            } else {
+                if now >= gone_check {
+                    gone_check = now.saturating_add(GONE_CHECK_NS);
+                    self.check_daemon();
+                }
+                gave_way = match how {
+                    Wait::Busy => false,
+                    Wait::Yield => true,
+                    Wait::Adaptive { .. } => self.wait.looks.give_way(),
+                };
+                match gave_way {
+                    true => std::thread::yield_now(),
+                    false => std::hint::spin_loop(),
                 }
             }
+            let came = self.pending();
+            // Who has what he waited for need not know how late it is.
+            let later = if came { now } else { now_ns() };
+            if gave_way {
+                let took = later.saturating_sub(now);
+                self.wait.looks.gave_way((!came).then_some(took));
+            }
+            if came {
+                return Ok(true);
+            }
+            now = later;
         }
     }
 

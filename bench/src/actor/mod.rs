@@ -61,6 +61,8 @@ pub struct PortRole {
     pub socket: PathBuf,
     /// Its own ports, and whom each sends to: a node and a port.
     pub ports: Vec<(u16, (u16, u16))>,
+    /// Waits as a blocking call of the library does by default, for its only port; else it polls and gives the core away.
+    pub blocks: bool,
 }
 
 /// What an actor is told.

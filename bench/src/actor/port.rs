@@ -1,4 +1,6 @@
-//! Portolan's ends: applications that poll their ports and give the core away when nothing comes.
+//! Portolan's ends: applications that poll their ports and give the core away when nothing comes, or leave waiting to the library.
+
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use portolan::{
@@ -12,6 +14,8 @@ use crate::cases::window;
 /// Buffers offered, or sends under way, at most.
 const BUFFERS: usize = 1024;
 const SENDS: usize = 255;
+/// How long who blocks sleeps before he looks at his orders.
+const SLEEP: Duration = Duration::from_millis(5);
 /// Messages that ended looked through before anything else.
 const ENDED: usize = 256;
 
@@ -28,6 +32,8 @@ struct End {
     to: Address,
     /// Where messages too long for a token are sent from, those that are not under way.
     idle: Vec<Buffer>,
+    /// Sends have ended since anything was waited for: there is room for others.
+    room: bool,
 }
 
 impl Ports {
@@ -49,7 +55,10 @@ impl Ports {
             send_tokens: sends as u32,
             receive_tokens: buffers as u32,
             arena_bytes: room as u64 + (1 << 16),
-            wait: Wait::Yield,
+            wait: match self.role.blocks {
+                true => Wait::default(),
+                false => Wait::Yield,
+            },
             ..PortOptions::at(number)
         })?;
         for _ in 0..buffers {
@@ -70,6 +79,7 @@ impl Ports {
             port,
             to: to.into(),
             idle,
+            room: false,
         })
     }
 }
@@ -79,7 +89,7 @@ impl Ends for Ports {
     fn prepare(&mut self, bytes: usize) -> Result<()> {
         for mut end in self.ends.drain(..) {
             end.idle.clear();
-            end.port.close(std::time::Duration::from_secs(1))?;
+            end.port.close(Duration::from_secs(1))?;
         }
         let ports = self.role.ports.iter();
         let ends = ports.map(|&(own, to)| self.open(own, to, bytes));
@@ -128,6 +138,7 @@ impl Ends for Ports {
                 }
                 Some(Event::Sent(sent)) => {
                     ensure!(sent.status.is_delivered(), "a send ended {}", sent.status);
+                    end.room = true;
                     end.idle.extend(sent.buffer);
                 }
                 Some(event) => end.port.unknown(event),
@@ -137,7 +148,16 @@ impl Ends for Ports {
     }
 
     fn pause(&mut self) {
-        rustix::thread::sched_yield();
+        match self.ends.as_mut_slice() {
+            [end] if self.role.blocks => {
+                // Who has room for another message does not wait for an event, which may never come.
+                if !std::mem::take(&mut end.room) {
+                    // What is wrong with the port is seen when it is used next.
+                    let _ = end.port.wait(SLEEP);
+                }
+            }
+            _ => rustix::thread::sched_yield(),
+        }
     }
 
     fn settled(&mut self) -> Result<bool> {

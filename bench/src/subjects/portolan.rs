@@ -19,13 +19,16 @@ const PORT: u16 = 10;
 const GRACE: Duration = Duration::from_secs(10);
 
 /// `portolan`: an engine for each queue. `portolan-ethernet`: the same in Ethernet frames without IP and UDP, as the limits' are.
-/// `portolan-one-engine`: one engine for the first queue, whatever there is.
+/// `portolan-blocking`: as it is installed, for applications that leave waiting to the library. `portolan-one-engine`: one engine for the first queue,
+/// whatever there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Portolan {
     /// An engine for each queue.
     AllQueues,
     /// Without IP and UDP.
     Ethernet,
+    /// Everything waits by default.
+    Blocking,
     /// One engine.
     OneEngine,
 }
@@ -35,19 +38,26 @@ impl Subject for Portolan {
         match self {
             Self::AllQueues => "portolan",
             Self::Ethernet => "portolan-ethernet",
+            Self::Blocking => "portolan-blocking",
             Self::OneEngine => "portolan-one-engine",
         }
     }
 
     fn about(&self) -> About {
-        let frames = match self {
-            Self::AllQueues | Self::OneEngine => "UDP over IPv4",
-            Self::Ethernet => "[cluster] encap = \"ethernet\"",
+        let waits = "portoland with [engine] wait = \"yield\"";
+        let how = match self {
+            Self::AllQueues | Self::OneEngine => format!("{waits}, default profile, UDP over IPv4"),
+            Self::Ethernet => format!("{waits}, default profile, [cluster] encap = \"ethernet\""),
+            Self::Blocking => "portoland as it is installed; applications in Port::wait with PortOptions::default().wait".to_owned(),
         };
         About {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            command: format!("portoland with [engine] wait = \"yield\", default profile, {frames}"),
+            command: how,
         }
+    }
+
+    fn is_extra(&self) -> bool {
+        *self == Self::Blocking
     }
 
     fn offers(&self, case: &Case) -> bool {
@@ -58,6 +68,7 @@ impl Subject for Portolan {
                 case,
                 Case::PingPong { .. } | Case::Rate { .. } | Case::Stream { .. }
             ),
+            Self::Blocking => matches!(case, Case::PingPong { .. } | Case::Rate { .. }),
             Self::OneEngine => matches!(case, Case::Queues { .. }),
         }
     }
@@ -66,15 +77,16 @@ impl Subject for Portolan {
         let wait = match cases {
             [Case::Idle { wait }, ..] => *wait,
             [Case::Startup, ..] => Wait::Adaptive,
+            _ if *self == Self::Blocking => Wait::Adaptive,
             _ => Wait::Yield,
         };
         let queues: Vec<u16> = match self {
-            Self::AllQueues | Self::Ethernet => (0..scene.queues()).collect(),
+            Self::AllQueues | Self::Ethernet | Self::Blocking => (0..scene.queues()).collect(),
             Self::OneEngine => vec![0],
         };
         // Every peer's MAC is in a lab's configuration.
         let encap = match self {
-            Self::AllQueues | Self::OneEngine => "udp",
+            Self::AllQueues | Self::OneEngine | Self::Blocking => "udp",
             Self::Ethernet => "ethernet",
         };
         let daemon = |side| {
@@ -87,6 +99,7 @@ impl Subject for Portolan {
         };
         let daemons = [daemon(Side::One)?, daemon(Side::Two)?];
         Ok(Box::new(Running {
+            blocks: *self == Self::Blocking,
             applications: None,
             daemons,
             scene,
@@ -95,6 +108,8 @@ impl Subject for Portolan {
 }
 
 struct Running<'a> {
+    /// Applications leave waiting to the library.
+    blocks: bool,
     /// Those that are running, and how many senders with how many ports they are.
     applications: Option<((u16, u16), Pair)>,
     daemons: [Daemon; 2],
@@ -144,6 +159,7 @@ impl Running<'_> {
         let role = Role::Port(PortRole {
             socket: self.scene.node(side).socket(),
             ports,
+            blocks: self.blocks,
         });
         Actor::start("portolan", self.scene.actor(side), &role)
     }
