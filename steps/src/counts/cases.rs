@@ -3,17 +3,19 @@
 //! | case | counts, per entry, call, frame or message |
 //! |---|---|
 //! | `ring-1`, `ring-32` | a ring entry written, published, taken and released; alone, and 32 with one publication |
+//! | `token-64` | a send token and its payload of 64 bytes written into a slot, as an application does |
 //! | `crc-64`, `crc-1400` | CRC32C of so many bytes |
 //! | `parse-1`, `parse-32` | a frame with so many chunks checked and walked |
 //! | `message-1-…`, `message-64-…` | a message of 64 bytes from token to completion, the parts of its way and the whole; one under way, or 64 |
 //! | `long-64k` | a message of 64 KiB, the whole way |
 //!
-//! Messages pass two engines with everything real but the socket; what applications do is not counted.
+//! Messages pass two engines with everything real but the socket; of what applications do, only the writing of a token is counted.
 
 use std::hint::black_box;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use portolan_abi::ring::{ConsumerCursor, ProducerCursor, SharedRing};
+use portolan_abi::token::{FLAG_INLINE, INLINE_BYTES, Opcode, SEND_SLOT_WORDS, SendToken};
 use portolan_transport::policy::AckMode;
 use portolan_transport::wire::{
     Chunk, FrameHeader, FrameWriter, Payload, StreamRef, crc32c, parse,
@@ -36,6 +38,8 @@ const MANY: u32 = 64;
 pub enum Case {
     /// A ring, so many entries at a time.
     Ring(usize),
+    /// A token with so many bytes inside.
+    Token(usize),
     /// CRC32C of so many bytes.
     Crc(usize),
     /// A frame of so many chunks.
@@ -58,6 +62,7 @@ impl Case {
         let mut all = vec![
             Self::Ring(1),
             Self::Ring(32),
+            Self::Token(SHORT as usize),
             Self::Crc(64),
             Self::Crc(1400),
             Self::Parse(1),
@@ -78,6 +83,7 @@ impl Case {
     pub fn name(&self) -> String {
         match self {
             Self::Ring(entries) => format!("ring-{entries}"),
+            Self::Token(bytes) => format!("token-{bytes}"),
             Self::Crc(bytes) => format!("crc-{bytes}"),
             Self::Parse(chunks) => format!("parse-{chunks}"),
             Self::Message(_, LONG, _) => "long-64k".to_owned(),
@@ -93,7 +99,7 @@ impl Case {
     pub fn messages(&self) -> u64 {
         match self {
             Self::Ring(entries) => *entries as u64,
-            Self::Crc(_) | Self::Parse(_) => 1,
+            Self::Token(_) | Self::Crc(_) | Self::Parse(_) => 1,
             Self::Message(at_a_time, ..) => u64::from(*at_a_time),
         }
     }
@@ -102,6 +108,7 @@ impl Case {
     pub fn run(&self, repetitions: u64) {
         match *self {
             Self::Ring(entries) => ring(entries, repetitions),
+            Self::Token(bytes) => token(bytes, repetitions),
             Self::Crc(bytes) => {
                 let bytes = vec![7; bytes];
                 for _ in 0..repetitions {
@@ -167,6 +174,33 @@ fn ring(entries: usize, repetitions: u64) {
         });
         assert_eq!(sum, (0..entries as u64).sum::<u64>());
     }
+}
+
+fn token(bytes: usize, repetitions: u64) {
+    let slot = [const { AtomicU64::new(0) }; SEND_SLOT_WORDS];
+    let payload = vec![7; bytes];
+    let token = SendToken {
+        generation: 1,
+        opcode: Opcode::Send,
+        priority: 0,
+        flags: FLAG_INLINE,
+        node: 2,
+        port: 3,
+        len: bytes as u32,
+        arena_offset: 0,
+        tag: 9,
+        timeout_us: 0,
+    };
+    for _ in 0..repetitions {
+        counted(|| black_box(&token).store(black_box(&slot), black_box(&payload)));
+    }
+    let written = slot[SEND_SLOT_WORDS - INLINE_BYTES / 8..][..bytes / 8].iter();
+    let whole = u64::from_ne_bytes([7; 8]);
+    assert!(
+        written
+            .map(|word| word.load(Ordering::Relaxed))
+            .all(|word| word == whole)
+    );
 }
 
 fn parse_frame(chunks: usize, repetitions: u64) {

@@ -168,7 +168,7 @@ impl Endpoint {
         let transmit = if w.is_empty() && !due {
             None
         } else {
-            self.finish_frame(now, slot, w, &plan, only_low, host)
+            self.finish_frame(now, slot, &mut w, &plan, only_low, host)
         };
         if plan.filled.is_some() {
             self.begin_train(read_at, slot, &plan, to, transmit);
@@ -194,7 +194,7 @@ impl Endpoint {
         let mut w = FrameWriter::new(to);
         let chunk = Chunk::PathProbe { size, nonce };
         push(&mut w, &mut self.counters, &chunk).ok()?;
-        self.finish_frame(now, slot, w, &Plan::default(), false, host)
+        self.finish_frame(now, slot, &mut w, &Plan::default(), false, host)
     }
 
     /// A frame was full: the peer goes to the end of the queues it has work for.
@@ -390,7 +390,7 @@ impl Endpoint {
         &mut self,
         now: Nanos,
         slot: u32,
-        w: FrameWriter<'_>,
+        w: &mut FrameWriter<'_>,
         plan: &Plan,
         only_low: bool,
         host: &mut H,

@@ -194,23 +194,23 @@ impl<'a> FrameWriter<'a> {
 
     /// Ends the headers; payloads come next.
     #[inline]
-    pub fn finish_headers(self) -> PayloadWriter<'a> {
+    pub fn finish_headers(&mut self) -> PayloadWriter<'_, 'a> {
         PayloadWriter { writer: self }
     }
 }
 
 /// A frame whose payloads are being filled in.
 #[derive(Debug)]
-pub struct PayloadWriter<'a> {
-    writer: FrameWriter<'a>,
+pub struct PayloadWriter<'w, 'a> {
+    writer: &'w mut FrameWriter<'a>,
 }
 
-impl PayloadWriter<'_> {
+impl PayloadWriter<'_, '_> {
     /// The bytes of chunk `index`'s payload, as long as the pushed chunk said; empty for a chunk without payload or an index
     /// that does not exist.
     #[inline]
     pub fn payload_mut(&mut self, index: usize) -> &mut [u8] {
-        let w = &mut self.writer;
+        let w = &mut *self.writer;
         let Some(slot) = w.slots[..w.chunks].get(index) else {
             return &mut [];
         };
@@ -221,7 +221,7 @@ impl PayloadWriter<'_> {
     /// Has chunk `index`'s payload written by `fill`, which returns its CRC32C: [`Self::payload_mut`] and [`Self::set_payload_crc`].
     #[inline]
     pub(crate) fn fill(&mut self, index: usize, fill: impl FnOnce(&mut [u8]) -> u32) {
-        let w = &mut self.writer;
+        let w = &mut *self.writer;
         let Some(slot) = w.slots[..w.chunks].get(index) else {
             return;
         };
@@ -237,7 +237,7 @@ impl PayloadWriter<'_> {
     /// its descriptor does not exist.
     #[inline]
     pub fn set_payload_crc(&mut self, index: usize, crc: u32) {
-        let w = &mut self.writer;
+        let w = &mut *self.writer;
         let Some(slot) = w.slots[..w.chunks].get(index) else {
             return;
         };
@@ -250,19 +250,16 @@ impl PayloadWriter<'_> {
     /// Writes the frame header and its CRC and returns the frame's length; 0 if the buffer cannot even hold the frame header.
     #[inline]
     pub fn finish(self, header: &FrameHeader) -> usize {
-        let len = self.writer.len();
-        let FrameWriter {
-            frame,
-            header_len,
-            payload_len,
-            chunks,
-            ..
-        } = self.writer;
-        let Some(frame) = frame.get_mut(..len) else {
+        let w = self.writer;
+        let (len, end) = (w.len(), w.header_len + w.payload_len);
+        let Some(frame) = w.frame.get_mut(..len) else {
             return 0;
         };
-        frame[header_len + payload_len..].fill(0);
-        header.emit(&mut frame[..header_len], chunks as u8);
+        // Nearly never is there anything, and to fill nothing is a call, too.
+        if end < len {
+            frame[end..].fill(0);
+        }
+        header.emit(&mut frame[..w.header_len], w.chunks as u8);
         len
     }
 }
