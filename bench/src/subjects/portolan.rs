@@ -44,15 +44,17 @@ impl Subject for Portolan {
     }
 
     fn about(&self) -> About {
-        let waits = "portoland with [engine] wait = \"yield\"";
-        let how = match self {
-            Self::AllQueues | Self::OneEngine => format!("{waits}, default profile, UDP over IPv4"),
-            Self::Ethernet => format!("{waits}, default profile, [cluster] encap = \"ethernet\""),
-            Self::Blocking => "portoland as it is installed; applications in Port::wait with PortOptions::default().wait".to_owned(),
+        let (wait, rest) = match self {
+            Self::AllQueues | Self::OneEngine => ("\"yield\"", "UDP over IPv4"),
+            Self::Ethernet => ("\"yield\"", "[cluster] encap = \"ethernet\""),
+            Self::Blocking => (
+                "\"adaptive\" (its default)",
+                "UDP over IPv4; applications in Port::wait with PortOptions::default()",
+            ),
         };
         About {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            command: how,
+            command: format!("portoland with [engine] wait = {wait}, default profile, {rest}"),
         }
     }
 

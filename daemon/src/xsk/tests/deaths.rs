@@ -176,7 +176,7 @@ impl World {
     /// Every chunk exactly once: in the kernel's world or in one of our lists.
     fn check(&self, xsk: &FakeXsk<'static>) {
         let kernel = self.socket.kernel.clone();
-        // The kernel goes on, but not before both receive rings were looked at.
+        // The kernel goes on, but not before receive and fill ring were looked at once.
         let mut looks = 0;
         let goes_on = move || {
             looks += 1;
