@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use portolan_abi::control::{DEFAULT_SOCKET, Request, Response};
 use portolan_abi::memory::{ClientHalf, EngineHalf};
-use portolan_abi::port::{PAGE, PORT_MAGIC, PortGeometry};
+use portolan_abi::port::{ClientHeader, PAGE, PORT_MAGIC, PortGeometry, READS_ENDS};
 use portolan_abi::{MAX_ARENA_BYTES, MAX_RECEIVE_TOKENS, MAX_SEND_TOKENS, PORT_ABI_VERSION};
 use std::sync::atomic::Ordering;
 
@@ -98,6 +98,17 @@ impl PortOptions {
         Self {
             integrity: Some(Integrity::default()),
             ..self
+        }
+    }
+
+    /// Tells the engine what the port's library reads and what its application wants to be asked.
+    pub(crate) fn announce(&self, header: &ClientHeader) {
+        header.reads.store(READS_ENDS, Ordering::Relaxed);
+        if let Some(least) = self.ask_first {
+            let least = (least as u64).saturating_add(self.tail().into());
+            header
+                .ask_first
+                .store(least.saturating_add(1), Ordering::Relaxed);
         }
     }
 

@@ -26,6 +26,7 @@ use crate::integrity::{self, SEAL};
 use crate::names::{AckMode, Address, NodeId, PortId, Priority};
 use crate::node::{PortOptions, unexpected};
 use crate::offer::{OfferBook, OfferHandler};
+use crate::receive::MoreEnded;
 use crate::tokens::{InFlight, ReceiveBook, SendBook, Use};
 use crate::wait::Waiting;
 
@@ -73,6 +74,7 @@ pub struct Port {
     pub(crate) received: ConsumerCursor,
     pub(crate) send_book: SendBook,
     pub(crate) receive_book: ReceiveBook,
+    pub(crate) more_ended: MoreEnded,
     /// Events that came while waiting for a particular one.
     pub(crate) backlog: VecDeque<Event>,
     pub(crate) alarms: Alarms,
@@ -133,12 +135,8 @@ impl Port {
             .header()
             .faults_recovered
             .load(Ordering::Relaxed);
-        if let Some(least) = options.ask_first {
-            // Before the first buffer is provided, so that no message is taken unasked.
-            let word = &opened.memory.client().header().ask_first;
-            let least = (least as u64).saturating_add(options.tail().into());
-            word.store(least.saturating_add(1), Ordering::Relaxed);
-        }
+        // Before the first buffer is provided, so that no message is taken unasked.
+        options.announce(opened.memory.client().header());
         let notes = options.notes();
         let integrity = options.integrity.map(|wanted| {
             let own = Address {
@@ -169,6 +167,7 @@ impl Port {
             received: ConsumerCursor::new(0),
             send_book: SendBook::new(geometry.send_tokens, options.send_tokens, notes),
             receive_book: ReceiveBook::new(geometry.receive_tokens, notes),
+            more_ended: MoreEnded::default(),
             backlog: VecDeque::with_capacity(geometry.event_capacity() as usize),
             alarms: Alarms::new(),
             life: Life::Open,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use portolan_abi::event::{Event as Entry, EventKind};
+use portolan_abi::event::{EVENT_WORDS, Event as Entry, EventKind, OtherEnds};
 use portolan_abi::port::state;
 use portolan_abi::ring::ConsumerCursor;
 use portolan_abi::token::TokenRef;
@@ -13,6 +13,22 @@ use crate::names::{Address, NodeId, PortId, Priority};
 use crate::port::{Life, Port, close_reason};
 use crate::status::{Reason, Status};
 use crate::tokens::Use;
+
+/// Sends that an event told of beside the one that was handed out.
+#[derive(Debug)]
+pub(crate) struct MoreEnded {
+    tokens: OtherEnds,
+    status: Status,
+}
+
+impl Default for MoreEnded {
+    fn default() -> Self {
+        Self {
+            tokens: OtherEnds::default(),
+            status: Status::Delivered,
+        }
+    }
+}
 
 impl Port {
     /// The next event, if one is there. Makes no system call (but the first after a sleep, which silences the doorbell).
@@ -80,8 +96,12 @@ impl Port {
         self.next_ending(error).map(Some)
     }
 
-    /// The next entry of the event ring that concerns the application.
+    /// What the event ring says next that concerns the application.
     pub(crate) fn poll_ring(&mut self) -> Option<Event> {
+        let event = self.next_ended();
+        if event.is_some() {
+            return event;
+        }
         let mut waiting = match self.received.available(self.memory.event_ring()) {
             Ok(waiting) => waiting,
             Err(jump) => {
@@ -99,8 +119,9 @@ impl Port {
             self.received.release(ring);
             match Entry::decode(&words) {
                 Some(entry) => {
-                    if let Some(event) = self.believe(entry) {
-                        return Some(event);
+                    let event = self.believe(&entry, &words);
+                    if event.is_some() {
+                        return event;
                     }
                 }
                 None => self.anomalies += 1,
@@ -109,8 +130,20 @@ impl Port {
         None
     }
 
+    /// The next end that an event told of beside others.
+    #[inline]
+    fn next_ended(&mut self) -> Option<Event> {
+        while let Some(token) = self.more_ended.tokens.next() {
+            let event = self.ended(token, self.more_ended.status);
+            if event.is_some() {
+                return event;
+            }
+        }
+        None
+    }
+
     /// What an entry means, if it agrees with our books.
-    fn believe(&mut self, entry: Entry) -> Option<Event> {
+    fn believe(&mut self, entry: &Entry, words: &[u64; EVENT_WORDS]) -> Option<Event> {
         match entry.kind {
             EventKind::Received => {
                 let priority = Priority::from_code(entry.priority);
@@ -126,11 +159,11 @@ impl Port {
                     return None;
                 };
                 if self.integrity.is_some() {
-                    let event = self.judge(&entry, priority, buffer, provided);
-                    self.offers.received(&entry);
+                    let event = self.judge(entry, priority, buffer, provided);
+                    self.offers.received(entry);
                     return event;
                 }
-                self.offers.received(&entry);
+                self.offers.received(entry);
                 Some(Event::Received(Message {
                     buffer,
                     len: entry.len as usize,
@@ -145,13 +178,18 @@ impl Port {
                 }))
             }
             EventKind::Sent(outcome) => {
-                let token = TokenRef {
+                let status = Status::from_outcome(outcome);
+                self.more_ended = MoreEnded {
+                    tokens: OtherEnds::of(words),
+                    status,
+                };
+                let first = TokenRef {
                     slot: entry.slot,
                     generation: entry.generation,
                 };
-                self.ended(token, Status::from_outcome(outcome))
+                self.ended(first, status).or_else(|| self.next_ended())
             }
-            EventKind::Offered(offered) => self.offered(&entry, &offered),
+            EventKind::Offered(offered) => self.offered(entry, &offered),
         }
     }
 
@@ -220,6 +258,7 @@ impl Port {
         self.received
             .available(self.memory.event_ring())
             .is_ok_and(|waiting| waiting > 0)
+            || !self.more_ended.tokens.is_empty()
             || header.state.load(Ordering::Acquire) as u32 == state::CLOSED
             || self.has_report()
             || header.faults_recovered.load(Ordering::Relaxed) != self.faults_seen

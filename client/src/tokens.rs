@@ -20,6 +20,7 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
+    #[inline]
     pub(crate) fn end(self, handle: SendHandle, status: Status) -> Sent {
         Sent {
             handle,
@@ -150,6 +151,7 @@ impl SendBook {
     }
 
     /// Ends the use of a slot, if slot and generation name one.
+    #[inline]
     pub(crate) fn end(&mut self, slot: u32, generation: u32) -> Option<Use> {
         let state = self.slots.get_mut(slot as usize)?;
         if state.generation != generation || matches!(state.used, Use::Free) {

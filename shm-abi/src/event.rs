@@ -1,16 +1,24 @@
 //! Events: what the engine tells an application, one cache line each.
 
+use crate::token::TokenRef;
+
 /// Words of an event.
 pub const EVENT_WORDS: usize = 8;
 /// Bytes of a message shown with [`EventKind::Offered`]: what is left of the cache line.
 pub const OFFERED_BYTES: usize = 16;
+/// Sends whose end one event can tell of: the first as in [`EventKind::Sent`], each other in a word of its own.
+pub const ENDS: usize = 7;
+/// The first of those words.
+const OTHER_ENDS: usize = EVENT_WORDS + 1 - ENDS;
+/// The code of [`EventKind::Sent`].
+const SENT: u8 = 2;
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// A message is in the buffer of receive slot `slot`.
     Received,
-    /// The send, or command, in send slot `slot` ended.
+    /// The send, or command, in send slot `slot` ended; perhaps others with it ([`OtherEnds`]).
     Sent(Outcome),
     /// A message's first chunk came and the engine asks what the application wants of it; to be answered with
     /// [`Opcode::Answer`](crate::token::Opcode::Answer). It belongs to no slot. The same question comes again from an engine's
@@ -91,7 +99,7 @@ impl Event {
     pub fn encode(&self) -> [u64; EVENT_WORDS] {
         let (kind, certainty, reason) = match self.kind {
             EventKind::Received => (1u8, 0, 0),
-            EventKind::Sent(outcome) => (2u8, outcome.certainty as u8, outcome.reason),
+            EventKind::Sent(outcome) => (SENT, outcome.certainty as u8, outcome.reason),
             EventKind::Offered(_) => (3u8, 0, 0),
         };
         let (incarnation, first) = match &self.kind {
@@ -120,7 +128,7 @@ impl Event {
     pub fn decode(w: &[u64; EVENT_WORDS]) -> Option<Self> {
         let kind = match w[0] as u8 {
             1 => EventKind::Received,
-            2 => {
+            SENT => {
                 let certainty = match (w[0] >> 8) as u8 {
                     0 => Certainty::Delivered,
                     1 => Certainty::NotDelivered,
@@ -155,12 +163,178 @@ impl Event {
     }
 }
 
+/// The event that tells of the same end of one or several sends, as it is written. Several only to an application that reads them
+/// ([`READS_ENDS`](crate::port::READS_ENDS)); who does not know of the others reads the first.
+#[derive(Clone, Copy, Debug)]
+pub struct Ends {
+    /// The event's first word, but for the slot.
+    head: u64,
+    /// As in a send ring.
+    tokens: [u64; ENDS],
+    len: usize,
+}
+
+impl Ends {
+    /// Of none yet.
+    #[inline]
+    pub fn new(outcome: Outcome) -> Self {
+        let certainty = outcome.certainty as u64;
+        Self {
+            head: u64::from(SENT) | certainty << 8 | u64::from(outcome.reason) << 16,
+            tokens: [0; ENDS],
+            len: 0,
+        }
+    }
+
+    /// Of one.
+    #[inline]
+    pub fn one(token: TokenRef, outcome: Outcome) -> Self {
+        let mut ends = Self::new(outcome);
+        ends.push(token);
+        ends
+    }
+
+    /// This one, too. There is room for [`ENDS`].
+    #[inline]
+    pub fn push(&mut self, token: TokenRef) {
+        if let Some(place) = self.tokens.get_mut(self.len) {
+            *place = token.encode();
+            self.len += 1;
+        }
+    }
+
+    /// Sends told of.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// None?
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// As ring words.
+    #[inline]
+    pub fn encode(&self) -> [u64; EVENT_WORDS] {
+        let [first, others @ ..] = &self.tokens;
+        let first = TokenRef::decode(*first);
+        let mut words = [0; EVENT_WORDS];
+        words[0] = self.head | u64::from(first.slot) << 32;
+        words[1] = u64::from(first.generation);
+        words[OTHER_ENDS..].copy_from_slice(others);
+        words
+    }
+
+    /// The sends told of.
+    #[inline]
+    pub fn tokens(&self) -> impl Iterator<Item = TokenRef> {
+        let tokens = self.tokens.iter().take(self.len);
+        tokens.map(|word| TokenRef::decode(*word))
+    }
+}
+
+/// The sends beside the first that an event of kind [`EventKind::Sent`] tells of, as it is read. By default none.
+#[derive(Clone, Copy, Debug)]
+pub struct OtherEnds {
+    words: [u64; EVENT_WORDS],
+    next: usize,
+}
+
+impl Default for OtherEnds {
+    fn default() -> Self {
+        Self {
+            words: [0; EVENT_WORDS],
+            next: EVENT_WORDS,
+        }
+    }
+}
+
+impl OtherEnds {
+    /// Of an event of that kind.
+    #[inline]
+    pub fn of(words: &[u64; EVENT_WORDS]) -> Self {
+        Self {
+            words: *words,
+            next: OTHER_ENDS,
+        }
+    }
+
+    /// The next one. Generation 0 is none's: where it is, they end.
+    #[inline]
+    pub fn peek(&self) -> Option<TokenRef> {
+        let token = TokenRef::decode(*self.words.get(self.next)?);
+        (token.generation != 0).then_some(token)
+    }
+
+    /// Is none left?
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.peek().is_none()
+    }
+}
+
+impl Iterator for OtherEnds {
+    type Item = TokenRef;
+
+    #[inline]
+    fn next(&mut self) -> Option<TokenRef> {
+        let token = self.peek()?;
+        self.next += 1;
+        Some(token)
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    // From none to as many sends as an event tells of, at the edges of their names. Expect: each is read as it was told, once and in order, by who
+    // knows of all; who does not reads the first.
+    #[test]
+    fn each_end_is_read_once() {
+        let outcome = Outcome {
+            certainty: Certainty::MaybeDelivered,
+            reason: 5,
+        };
+        let all = [
+            (0, 1),
+            (255, u32::MAX),
+            (1, 7),
+            (0, 2),
+            (0, 3),
+            (9, 9),
+            (255, 1),
+        ];
+        for count in 0..=ENDS {
+            let told: std::vec::Vec<TokenRef> = (all.into_iter().take(count))
+                .map(|(slot, generation)| TokenRef { slot, generation })
+                .collect();
+            let mut ends = Ends::new(outcome);
+            told.iter().for_each(|token| ends.push(*token));
+            assert_eq!((ends.len(), ends.is_empty()), (count, count == 0));
+            assert!(ends.tokens().eq(told.iter().copied()));
+            let Some(first) = told.first() else { continue };
+            let event = Event::decode(&ends.encode()).unwrap();
+            assert_eq!(event.kind, EventKind::Sent(outcome));
+            assert_eq!(
+                (event.slot, event.generation),
+                (first.slot, first.generation)
+            );
+            let mut others = OtherEnds::of(&ends.encode());
+            for other in &told[1..] {
+                assert!(!others.is_empty());
+                assert_eq!(others.next(), Some(*other));
+            }
+            assert!(others.is_empty());
+            assert_eq!((others.next(), others.next()), (None, None));
+        }
+        assert!(OtherEnds::default().is_empty());
+    }
 
     proptest! {
         // Any words. Expect: no panic, and what decodes encodes to the same event.

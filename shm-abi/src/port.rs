@@ -17,6 +17,9 @@ pub const PORT_MAGIC: u64 = u64::from_be_bytes(*b"PTLNPRT1");
 /// Events beyond one per token: as many offers as may be in the ring and not yet read.
 pub const EVENT_RESERVE: u32 = 16;
 
+/// Bit of [`ClientHeader::reads`]: events that tell of the ends of several sends ([`crate::event::Ends`]).
+pub const READS_ENDS: u32 = 1;
+
 /// Header page of the client half.
 #[repr(C, align(64))]
 pub struct ClientHeader {
@@ -24,7 +27,9 @@ pub struct ClientHeader {
     pub magic: AtomicU64,
     /// [`crate::PORT_ABI_VERSION`].
     pub version: AtomicU32,
-    pad0: u32,
+    /// Which events the application reads that not every version of the library does: [`READS_ENDS`]. Application, before it provides or sends
+    /// anything; bits that nobody knows mean nothing.
+    pub reads: AtomicU32,
     /// Which messages the engine asks about before it accepts them ([`crate::event::EventKind::Offered`]): those of at least this
     /// many bytes, less one; 0: none. Application, at any time; every value makes sense.
     pub ask_first: AtomicU64,
@@ -162,6 +167,7 @@ const _: () = {
     assert!(size_of::<ClientHeader>() == 256);
     assert!(offset_of!(ClientHeader, magic) == 0);
     assert!(offset_of!(ClientHeader, version) == 8);
+    assert!(offset_of!(ClientHeader, reads) == 12);
     assert!(offset_of!(ClientHeader, ask_first) == 16);
     assert!(offset_of!(ClientHeader, send_producer) == 64);
     assert!(offset_of!(ClientHeader, provide_producer) == 68);

@@ -193,6 +193,14 @@ pub trait Host {
     /// **Complete a send**: event → producer index → tag freed → events_settled.
     fn complete(&mut self, send: SendId, status: SendStatus);
 
+    /// Completes sends of one port that were delivered, in this order. A host may tell of several at once.
+    fn complete_delivered(&mut self, port: PortId, sends: impl Iterator<Item = SendId>) {
+        let _ = port;
+        for send in sends {
+            self.complete(send, SendStatus::Delivered);
+        }
+    }
+
     // ---- receiving ----
 
     /// Whether [`Host::offer`] is to be called for the port's messages. It costs a second look at their first bytes.

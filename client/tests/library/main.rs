@@ -4,6 +4,7 @@
 
 mod attach;
 mod endings;
+mod ends;
 mod engine_faults;
 mod integrity;
 mod offers;

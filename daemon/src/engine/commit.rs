@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | accept a send | ledger copy · **tag** · stream {epoch, next} · ring consumer | tag {generation, number} |
 //! | accept a command, or refuse a send | ledger copy, marked local · **tag** · ring consumer | tag |
-//! | complete | event · **producer** · tag freed · events_settled | event producer |
+//! | complete sends, one or several at once | event · **producer** · tags freed · events_settled | event producer |
 //! | take a receive token | **record, low half** · ring consumer (once per batch) | record |
 //! | ask about a message | event · producer · events_settled | none: what is not answered is asked again |
 //! | commit a receive | event · **producer** · stream base · record, high half · events_settled | event producer |
@@ -17,7 +17,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use portolan_abi::event::{Certainty, Event, EventKind, Outcome, reason};
+use portolan_abi::event::{Certainty, Ends, Event, EventKind, Outcome, reason};
 use portolan_abi::ledger::{Ledger, SendRecord, pair, unpair};
 use portolan_abi::token::{FLAG_ACK_IMMEDIATE, FLAG_ACK_LAZY, SendToken};
 use portolan_transport::host::{Delivery, SendRequest, SendStatus};
@@ -218,36 +218,21 @@ pub(super) fn accept_local(
     port.release_sends();
 }
 
-/// **Complete a send**, or a command.
+/// **Complete sends**, or a command.
 #[inline]
-pub(super) fn complete(
-    ledger: Ledger<'_>,
-    port: &mut Port,
-    slot: u32,
-    generation: u32,
-    end: Outcome,
-) {
-    let Some(fact) = ledger.sends(port.number()).get(slot as usize) else {
-        return;
-    };
-    let event = Event {
-        kind: EventKind::Sent(end),
-        priority: 0,
-        slot,
-        generation,
-        len: 0,
-        total: 0,
-        node: 0,
-        port: 0,
-        record: 0,
-        epoch: 0,
-        number: 0,
-        tag: 0,
-    };
+pub(super) fn complete(ledger: Ledger<'_>, port: &mut Port, ends: &Ends) {
     // The event, then the point from which the application knows.
-    port.publish_event(&event);
-    // The slot's record is free. If we die before this store, restore frees it when it replays the event.
-    store(Point::CompleteTag, &fact.tag, 0);
+    port.publish_event(
+        &ends.encode(),
+        [Point::CompleteEvent, Point::CompleteProducer],
+    );
+    // The slots' records are free. If we die before one of these stores, restore frees them when it replays the event.
+    let facts = ledger.sends(port.number());
+    for token in ends.tokens() {
+        if let Some(fact) = facts.get(token.slot as usize) {
+            store(Point::CompleteTag, &fact.tag, 0);
+        }
+    }
     settle(Point::CompleteSettled, ledger, port);
 }
 
@@ -262,7 +247,7 @@ pub(super) fn take_receive(ledger: Ledger<'_>, port: u16, slot: u32, generation:
 
 /// Asks the application about a message. Nothing durable depends on it; it is settled so that restore has few events to replay.
 pub(super) fn ask(ledger: Ledger<'_>, port: &mut Port, event: &Event) {
-    port.publish_event(event);
+    port.publish_event(&event.encode(), [Point::AskEvent, Point::AskProducer]);
     settle(Point::AskSettled, ledger, port);
 }
 
@@ -285,7 +270,7 @@ pub(super) fn commit(ledger: Ledger<'_>, port: &mut Port, delivery: &Delivery) {
     };
     // The event, then **the commit point**: the message is the application's. If we die from here on, restore does the rest from the
     // event itself; the peer, not yet acknowledged, sends again and is told that its number is past.
-    port.publish_event(&event);
+    port.publish_event(&event.encode(), [Point::CommitEvent, Point::CommitProducer]);
     commit_base(
         Point::CommitBase,
         ledger,

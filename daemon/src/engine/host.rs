@@ -4,10 +4,10 @@
 
 use std::sync::atomic::Ordering;
 
-use portolan_abi::event::Outcome;
+use portolan_abi::event::{Ends, Outcome};
 use portolan_abi::ledger::working_token;
 use portolan_abi::port::CloseReason;
-use portolan_abi::token::{AnswerToken, Opcode, SendToken};
+use portolan_abi::token::{AnswerToken, Opcode, SendToken, TokenRef};
 use portolan_transport::host::{
     Delivery, Host, MemoryFault, NoBuffer, Offer, SendRequest, SendStatus, TableFull, Verdict,
 };
@@ -243,7 +243,7 @@ impl EngineHost {
         let ledger = self.facts.ledger();
         if let Some(port) = self.ports.get_mut(id.port.0) {
             commit::accept_local(ledger, port, id.slot, id.generation, end);
-            commit::complete(ledger, port, id.slot, id.generation, end);
+            commit::complete(ledger, port, &Ends::one(token_of(id), end));
             port.forget_sending(id.slot);
         }
     }
@@ -269,6 +269,15 @@ pub(super) fn send_id(port: u16, slot: u32, generation: u32) -> SendId {
         port: PortId(port),
         slot,
         generation,
+    }
+}
+
+/// The token of a send.
+#[inline]
+fn token_of(send: SendId) -> TokenRef {
+    TokenRef {
+        slot: send.slot,
+        generation: send.generation,
     }
 }
 
@@ -330,9 +339,38 @@ impl Host for EngineHost {
                 self.latencies.observe(took);
             }
             let end = commit::outcome(status);
-            commit::complete(ledger, port, send.slot, send.generation, end);
+            commit::complete(ledger, port, &Ends::one(token_of(send), end));
             port.forget_sending(send.slot);
             self.delivered = true;
+        }
+    }
+
+    #[inline]
+    fn complete_delivered(&mut self, port: PortId, sends: impl Iterator<Item = SendId>) {
+        let ledger = self.facts.ledger();
+        let Some(port) = self.ports.get_mut(port.0) else {
+            return;
+        };
+        let room = port.ends_per_event();
+        let mut ends = Ends::new(commit::DONE);
+        for send in sends {
+            let Some(sending) = port.sending(send.slot, send.generation) else {
+                continue;
+            };
+            if sending.taken_at > 0 {
+                let took = self.now.saturating_sub(sending.taken_at);
+                self.latencies.observe(took);
+            }
+            port.forget_sending(send.slot);
+            self.delivered = true;
+            ends.push(token_of(send));
+            if ends.len() == room {
+                commit::complete(ledger, port, &ends);
+                ends = Ends::new(commit::DONE);
+            }
+        }
+        if !ends.is_empty() {
+            commit::complete(ledger, port, &ends);
         }
     }
 

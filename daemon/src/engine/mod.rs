@@ -43,6 +43,7 @@ mod encap;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod host;
+mod inventory;
 pub mod latency;
 mod ledger_facts;
 mod path;

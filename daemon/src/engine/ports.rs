@@ -12,22 +12,23 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::Ordering;
 
+use portolan_abi::PORTS;
 use portolan_abi::doorbell;
-use portolan_abi::event::{EVENT_WORDS, Event, EventKind};
+use portolan_abi::event::{ENDS, EVENT_WORDS, Event, EventKind};
 use portolan_abi::ledger::Ledger;
 use portolan_abi::memory::{ClientHalf, EngineHalf};
-use portolan_abi::port::{CloseReason, PortGeometry, state};
+use portolan_abi::port::{CloseReason, PortGeometry, READS_ENDS, state};
 use portolan_abi::ring::{ConsumerCursor, ProducerCursor, SharedRing};
 use portolan_abi::token::{BadToken, SendToken, TokenRef, Untrusted};
-use portolan_abi::{MAX_RECEIVE_TOKENS, MAX_SEND_TOKENS, PORTS};
 use portolan_transport::ident::Nanos;
 
 use super::buffers::Buffers;
 use super::checked_copy;
 use super::commit;
 use super::commit_point::{Point, crash_point};
+use super::inventory::Held;
 use super::questions::Questions;
 
 /// Tokens taken from a ring of a port before the next port has its turn. Messages of 64 bytes fill four frames of an MTU of 1500 then, which
@@ -61,29 +62,6 @@ pub(super) enum Taken {
     Token(u32, SendToken),
     /// Slot and generation of a token whose content makes no sense.
     Refused(u32, u32),
-}
-
-/// Which tokens of a port an engine that takes over found to be its own: a bit for each slot.
-#[derive(Default)]
-pub(super) struct Held {
-    sends: [u64; MAX_SEND_TOKENS as usize / 64],
-    receives: [u64; MAX_RECEIVE_TOKENS as usize / 64],
-}
-
-impl Held {
-    pub fn send(&mut self, slot: u32) {
-        Self::set(&mut self.sends, slot);
-    }
-
-    pub fn receive(&mut self, slot: u32) {
-        Self::set(&mut self.receives, slot);
-    }
-
-    fn set(words: &mut [u64], slot: u32) {
-        if let Some(word) = words.get_mut(slot as usize / 64) {
-            *word |= 1 << (slot % 64);
-        }
-    }
 }
 
 /// What a port is made of; descriptors as the supervisor sent them.
@@ -249,10 +227,9 @@ impl Port {
     pub(super) fn take_send(&mut self, ledger: Ledger<'_>, now: Nanos) -> Option<Taken> {
         let ring = self.client.send_ring(&self.engine);
         let entry = TokenRef::decode(self.send_cursor.take(ring)[0]);
-        let (Some(slot), Some(fact)) = (
-            self.client.send_slots().get(entry.slot as usize),
-            ledger.sends(self.number).get(entry.slot as usize),
-        ) else {
+        let (slots, facts) = (self.client.send_slots(), ledger.sends(self.number));
+        let place = entry.slot as usize;
+        let (Some(slot), Some(fact)) = (slots.get(place), facts.get(place)) else {
             self.fail(CloseReason::BadToken);
             return None;
         };
@@ -326,7 +303,7 @@ impl Port {
     /// The slot is the application's again.
     pub(super) fn forget_sending(&mut self, slot: u32) {
         if let Some(sending) = self.sends.get_mut(slot as usize) {
-            *sending = IDLE;
+            sending.generation = 0;
         }
     }
 
@@ -436,21 +413,26 @@ impl Port {
 
     /// Writes an event and publishes it: the commit point. Inlined, because what an event of a known kind leaves empty is half of it.
     #[inline]
-    pub(super) fn publish_event(&mut self, event: &Event) {
+    pub(super) fn publish_event(&mut self, event: &[u64; EVENT_WORDS], points: [Point; 2]) {
         // There is room by construction: at most one event per token, a token comes back only through its event's consumption, and
         // offers stay within the reserve.
         // An application that breaks the rule overwrites its own events.
         let ring = self.engine.event_ring(&self.client);
-        let (staged, published) = match event.kind {
-            EventKind::Sent(_) => (Point::CompleteEvent, Point::CompleteProducer),
-            EventKind::Received => (Point::CommitEvent, Point::CommitProducer),
-            EventKind::Offered(_) => (Point::AskEvent, Point::AskProducer),
-        };
+        let [staged, published] = points;
         crash_point(staged);
-        self.event_cursor.stage(ring, &event.encode());
+        self.event_cursor.stage(ring, event);
         crash_point(published);
         self.event_cursor.publish(ring);
         self.dirty = true;
+    }
+
+    /// Sends whose end one event may tell this application of.
+    #[inline]
+    pub(super) fn ends_per_event(&self) -> usize {
+        match self.client.header().reads.load(Ordering::Relaxed) & READS_ENDS {
+            0 => 1,
+            _ => ENDS,
+        }
     }
 
     /// Index up to which events are published.
@@ -551,35 +533,19 @@ impl Port {
         self.ring();
     }
 
-    /// Level-triggered: an engine took over. Before it says so it says what it found ([`portolan_abi::port::Inventory`]).
+    /// Level-triggered: an engine took over. Before it says so it says what it found.
     pub(super) fn count_recovery(&self, held: &Held) {
-        let count = &self.engine.header().faults_recovered;
+        let header = self.engine.header();
+        let count = &header.faults_recovered;
         let recoveries = count.load(Ordering::Relaxed).wrapping_add(1);
-        self.write_inventory(held, recoveries);
+        let cursors = [
+            self.send_cursor.next(),
+            self.provide_cursor.next(),
+            self.event_cursor.next(),
+        ];
+        held.write(&header.inventory, cursors, recoveries);
         crash_point(Point::CountRecovery);
         count.store(recoveries, Ordering::Release);
-    }
-
-    fn write_inventory(&self, held: &Held, of: u32) {
-        let inventory = &self.engine.header().inventory;
-        let store = |word: &AtomicU32, value| {
-            crash_point(Point::Inventory);
-            word.store(value, Ordering::Relaxed);
-        };
-        // SYNC(inventory): whoever reads any of it while it changes sees that.
-        store(&inventory.of, 0);
-        fence(Ordering::Release);
-        store(&inventory.sends, self.send_cursor.next());
-        store(&inventory.provides, self.provide_cursor.next());
-        store(&inventory.events, self.event_cursor.next());
-        let sends = inventory.sends_held.iter().zip(&held.sends);
-        let receives = inventory.receives_held.iter().zip(&held.receives);
-        for (word, held) in sends.chain(receives) {
-            crash_point(Point::Inventory);
-            word.store(*held, Ordering::Relaxed);
-        }
-        crash_point(Point::Inventory);
-        inventory.of.store(of, Ordering::Release);
     }
 
     /// Says that the engine is about to sleep; the caller fences and looks at the rings again.

@@ -15,7 +15,7 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use portolan_abi::event::{Event, EventKind};
+use portolan_abi::event::{Ends, Event, EventKind, OtherEnds};
 use portolan_abi::ledger::{Ledger, pair, stream_key, unpair};
 use portolan_abi::port::CloseReason;
 use portolan_abi::token::{TokenRef, Untrusted};
@@ -27,8 +27,9 @@ use portolan_transport::ident::{NodeId, PortId, RecordId, StreamKey, serial_lt};
 use super::commit::{self, Accepted};
 use super::commit_point::{Point, store};
 use super::host::{EngineHost, priority, send_id};
+use super::inventory::Held;
 use super::ledger_facts::stream_of;
-use super::ports::{Held, Port, PortParts, Sending};
+use super::ports::{Port, PortParts, Sending};
 
 /// Maps a port and takes it up.
 pub(super) fn take_up_parts(host: &mut EngineHost, parts: PortParts) -> io::Result<()> {
@@ -81,11 +82,16 @@ fn replay(ledger: Ledger<'_>, port: &mut Port) {
     }
     let mut index = settled;
     while index != produced {
-        let Some(event) = Event::decode(&port.event_ring().peek(index)) else {
+        let words = port.event_ring().peek(index);
+        let Some(event) = Event::decode(&words) else {
             return port.fail(CloseReason::Poison);
         };
         match event.kind {
-            EventKind::Sent(_) => replay_sent(ledger, port.number(), &event),
+            EventKind::Sent(_) => {
+                let (slot, generation) = (event.slot, event.generation);
+                replay_sent(ledger, port.number(), TokenRef { slot, generation });
+                OtherEnds::of(&words).for_each(|send| replay_sent(ledger, port.number(), send));
+            }
             EventKind::Received => replay_received(ledger, port.number(), &event),
             // It said nothing that the ledger knows of.
             EventKind::Offered(_) => {}
@@ -95,9 +101,9 @@ fn replay(ledger: Ledger<'_>, port: &mut Port) {
     commit::settle(Point::ReplaySettled, ledger, port);
 }
 
-fn replay_sent(ledger: Ledger<'_>, port: u16, event: &Event) {
-    if let Some(fact) = ledger.sends(port).get(event.slot as usize)
-        && unpair(fact.tag.load(Ordering::Acquire)).0 == event.generation
+fn replay_sent(ledger: Ledger<'_>, port: u16, send: TokenRef) {
+    if let Some(fact) = ledger.sends(port).get(send.slot as usize)
+        && unpair(fact.tag.load(Ordering::Acquire)).0 == send.generation
     {
         store(Point::ReplayTag, &fact.tag, 0);
     }
@@ -166,7 +172,7 @@ fn take_over_sends(ledger: Ledger<'_>, port: &mut Port, held: &mut Held) {
     // Before any of them completes: once its tag is free, the entry could not be told from a new one.
     port.skip_accepted(ledger);
     for (slot, generation, end) in local {
-        commit::complete(ledger, port, slot, generation, end);
+        commit::complete(ledger, port, &Ends::one(TokenRef { slot, generation }, end));
     }
 }
 

@@ -352,9 +352,10 @@ impl SendStream {
         self.last_back = None;
     }
 
-    /// Drops settled messages from the front and keeps the numbers in step. True if `base` moved.
-    pub(super) fn pop_settled(&mut self) -> bool {
+    /// Drops settled messages from the front and keeps the numbers in step, also with so many that are gone from there already. True if `base` moved.
+    pub(super) fn pop_settled(&mut self, gone: u32) -> bool {
         let before = self.base;
+        self.base = before.wrapping_add(gone);
         while let Some(front) = self.queue.front()
             && front.state == MessageState::Done
         {

@@ -53,16 +53,21 @@ impl Endpoint {
         let Some(stream) = self.send.get_mut(slot) else {
             return;
         };
-        let count = base.wrapping_sub(stream.base) as usize;
-        for message in stream.queue.iter_mut().take(count) {
-            let state = core::mem::replace(&mut message.state, MessageState::Done);
-            // An acknowledgement crosses no NULL that we have not confirmed, so a number given up was delivered before.
-            if let MessageState::Live | MessageState::Null(_) = state {
-                let id = message.request.id;
-                tell(&mut self.counters, host, id, SendStatus::Delivered);
+        let settled = base
+            .wrapping_sub(stream.base)
+            .min(stream.queue.len() as u32);
+        let (port, counters) = (stream.key.local, &mut self.counters);
+        let messages = stream.queue.drain(..settled as usize);
+        // An acknowledgement crosses no NULL that we have not confirmed, so a number given up was delivered before.
+        let delivered = messages.filter_map(|message| match message.state {
+            MessageState::Live | MessageState::Null(_) => {
+                counters.sends_delivered += 1;
+                Some(message.request.id)
             }
-        }
-        self.settled(now, slot);
+            MessageState::Hole | MessageState::Done => None,
+        });
+        host.complete_delivered(port, delivered);
+        self.settled(now, slot, settled);
     }
 
     /// One number got its status; `Live` and `Null` only.
@@ -95,17 +100,17 @@ impl Endpoint {
         if open {
             self.finish(host, Some(id), Some(status));
         }
-        self.settled(now, slot);
+        self.settled(now, slot, 0);
     }
 
-    /// The front of the queue may have been settled: progress.
-    fn settled(&mut self, now: Nanos, slot: u32) {
+    /// So many messages were settled and left the front of the queue, and there may be more that were: progress.
+    fn settled(&mut self, now: Nanos, slot: u32, gone: u32) {
         let idle = Nanos::from(self.config.policy.stream_idle_ms) * 1_000_000;
         let Some(stream) = self.send.get_mut(slot) else {
             return;
         };
         let released = stream.released();
-        if !stream.pop_settled() {
+        if !stream.pop_settled(gone) {
             if released {
                 self.activate(now, slot);
             }
@@ -186,7 +191,7 @@ impl Endpoint {
             let id = message.request.id;
             self.finish(host, Some(id), Some(status));
         }
-        self.settled(now, slot);
+        self.settled(now, slot, 0);
     }
 
     /// Every send of the stream ends. The next one opens a new epoch, so that late frames of this one hurt nobody.

@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use portolan_abi::event::{Certainty, Event, EventKind, Outcome};
+use portolan_abi::event::{Certainty, Event, EventKind, OtherEnds, Outcome};
 use portolan_abi::memory::{ClientHalf, EngineHalf};
+use portolan_abi::port::READS_ENDS;
 use portolan_abi::ring::{ConsumerCursor, ProducerCursor};
 use portolan_abi::token::{
     FLAG_INLINE, INLINE_BYTES, Opcode, ReceiveToken, SEND_SLOT_WORDS, SendToken, TokenRef,
@@ -69,6 +70,10 @@ pub struct Application {
     pub allowed: usize,
     /// A send failed for a reason that pauses its stream.
     resume: Option<u8>,
+    /// Which events it says it reads.
+    reads: u32,
+    /// Events that told of the ends of several sends.
+    pub told_of_several: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +94,7 @@ fn bytes(tag: u64, len: u32) -> Vec<u8> {
 impl Application {
     pub fn new(memory: &Memory, peer: u16, script: &[Message], expected: &[Message]) -> Self {
         let (client, engine) = memory.halves();
+        client.header().reads.store(READS_ENDS, Ordering::Relaxed);
         Self {
             client,
             engine,
@@ -111,7 +117,16 @@ impl Application {
             sent: 0,
             allowed: usize::MAX,
             resume: None,
+            reads: READS_ENDS,
+            told_of_several: 0,
         }
+    }
+
+    /// Its library reads these events only.
+    pub fn reads(&mut self, reads: u32) {
+        self.reads = reads;
+        let word = &self.client.header().reads;
+        word.store(reads, Ordering::Relaxed);
     }
 
     /// The port was closed and is opened anew: new memory, the same application.
@@ -127,6 +142,7 @@ impl Application {
             (abandoned.sends, abandoned.provides, abandoned.events);
         (self.send_slots, self.receive_slots) = (abandoned.send_slots, abandoned.receive_slots);
         self.resume = None;
+        self.reads(self.reads);
     }
 
     /// Nothing of the script is left to do.
@@ -295,10 +311,18 @@ impl Application {
             if self.events.available(ring).unwrap() == 0 {
                 break;
             }
-            let event = Event::decode(&self.events.take(ring)).expect("an event");
+            let words = self.events.take(ring);
+            let event = Event::decode(&words).expect("an event");
             self.events.release(ring);
             match event.kind {
-                EventKind::Sent(end) => self.sent(&event, end),
+                EventKind::Sent(end) => {
+                    let (slot, generation) = (event.slot, event.generation);
+                    self.sent(TokenRef { slot, generation }, end);
+                    let others = OtherEnds::of(&words);
+                    self.told_of_several += u32::from(!others.is_empty());
+                    assert!(others.is_empty() || self.reads & READS_ENDS != 0);
+                    others.for_each(|token| self.sent(token, end));
+                }
                 EventKind::Received => self.received(&event),
                 EventKind::Offered(_) => panic!("it never asked to be asked"),
             }
@@ -306,9 +330,9 @@ impl Application {
         self.nothing_is_lost();
     }
 
-    fn sent(&mut self, event: &Event, end: Outcome) {
-        let (generation, sent) = &mut self.send_slots[event.slot as usize];
-        assert_eq!(*generation, event.generation, "a token that is not out");
+    fn sent(&mut self, token: TokenRef, end: Outcome) {
+        let (generation, sent) = &mut self.send_slots[token.slot as usize];
+        assert_eq!(*generation, token.generation, "a token that is not out");
         match sent.take().expect("a token that ended twice") {
             Sent::Message(nth) => {
                 assert_eq!(self.fates[nth], Fate::Out);

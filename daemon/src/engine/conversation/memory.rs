@@ -8,7 +8,7 @@ use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use portolan_abi::event::{Event, EventKind};
+use portolan_abi::event::{Event, EventKind, OtherEnds};
 use portolan_abi::ledger::{LedgerGeometry, LedgerHeader};
 use portolan_abi::memory::{ClientHalf, EngineHalf, LedgerMapping, Mapping, create_sealed};
 use portolan_abi::port::{EngineHeader, Inventory, PortGeometry};
@@ -273,9 +273,12 @@ impl Memory {
             ..Progress::default()
         };
         for index in 0..ring.published() {
-            match Event::decode(&ring.peek(index)).map(|event| event.kind) {
+            let words = ring.peek(index);
+            match Event::decode(&words).map(|event| event.kind) {
                 Some(EventKind::Received) => progress.committed += 1,
-                Some(EventKind::Sent(_)) => progress.completed += 1,
+                Some(EventKind::Sent(_)) => {
+                    progress.completed += 1 + OtherEnds::of(&words).count() as u32;
+                }
                 _ => {}
             }
         }

@@ -141,6 +141,7 @@ impl<'m> World<'m> {
             Application::new(&memories.subject, 2, &script.to_peer, &script.to_subject);
         let partner = Application::new(&memories.peer, 1, &script.to_subject, &script.to_peer);
         application.buffers_from = script.buffers_from;
+        application.reads(script.reads);
         application.commands = script.commands;
         application.buffers = script.buffers;
         Self {
@@ -360,6 +361,11 @@ impl<'m> World<'m> {
     /// Deaths of the subject so far.
     pub fn deaths(&self) -> u32 {
         self.deaths
+    }
+
+    /// Events that told the subject's application of the ends of several sends.
+    pub fn told_of_several(&self) -> u32 {
+        self.application.told_of_several
     }
 
     /// What the subject's transport counted in its last life.

@@ -1,5 +1,6 @@
 //! What happens in a conversation, deaths aside. Each script leads through paths that others do not reach.
 
+use portolan_abi::port::READS_ENDS;
 use portolan_transport::ident::Nanos;
 use portolan_transport::policy::{Order, Policy, Profile};
 
@@ -17,6 +18,8 @@ pub struct Script {
     pub to_subject: Vec<Message>,
     /// The subject's application gives commands too.
     pub commands: bool,
+    /// Which events its library reads.
+    pub reads: u32,
     /// Receive tokens it keeps out, and from when on.
     pub buffers: u32,
     pub buffers_from: Nanos,
@@ -72,6 +75,11 @@ impl Script {
             to_peer: Vec::new(),
             to_subject: Vec::new(),
             commands: false,
+            // Not of every version: the end of each send has an event of its own.
+            reads: match profile {
+                Profile::Default => READS_ENDS,
+                _ => 0,
+            },
             buffers: TOKENS,
             buffers_from: 0,
             lose_in: Vec::new(),

@@ -3,9 +3,11 @@
 //! Nothing lies between the parts: what one engine writes the other is handed as it is, and the applications only keep the engines busy.
 //! A [`Meter`] is told which part runs.
 
-use portolan_abi::event::{Certainty, Event, EventKind};
+use std::sync::atomic::Ordering;
+
+use portolan_abi::event::{Certainty, Event, EventKind, OtherEnds};
 use portolan_abi::memory::{ClientHalf, EngineHalf};
-use portolan_abi::port::PortGeometry;
+use portolan_abi::port::{PortGeometry, READS_ENDS};
 use portolan_abi::ring::{ConsumerCursor, ProducerCursor};
 use portolan_abi::token::{FLAG_INLINE, INLINE_BYTES, Opcode, ReceiveToken, SendToken, TokenRef};
 use portolan_transport::policy::Profile;
@@ -171,6 +173,7 @@ struct Desk {
 impl Desk {
     fn new(memory: &Memory) -> Self {
         let (client, engine) = memory.halves();
+        client.header().reads.store(READS_ENDS, Ordering::Relaxed);
         Self {
             port: client.geometry(),
             client,
@@ -247,9 +250,11 @@ impl Desk {
     fn take_events(&mut self) {
         let ring = self.engine.event_ring(&self.client);
         for _ in 0..self.events.available(ring).unwrap() {
-            let event = Event::decode(&self.events.take(ring)).expect("an event");
+            let words = self.events.take(ring);
+            let event = Event::decode(&words).expect("an event");
             if let EventKind::Sent(end) = event.kind {
                 assert_eq!(end.certainty, Certainty::Delivered);
+                self.out -= OtherEnds::of(&words).count() as u32;
             }
             self.out -= 1;
         }

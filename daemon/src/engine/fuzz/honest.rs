@@ -2,8 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use portolan_abi::event::{Certainty, Event, EventKind};
+use portolan_abi::event::{Certainty, Event, EventKind, OtherEnds};
 use portolan_abi::memory::{ClientHalf, EngineHalf};
+use portolan_abi::port::READS_ENDS;
 use portolan_abi::ring::{ConsumerCursor, ProducerCursor};
 use portolan_abi::token::{
     FLAG_INLINE, INLINE_BYTES, Opcode, ReceiveToken, SEND_SLOT_WORDS, SendToken, TokenRef,
@@ -67,6 +68,7 @@ impl Honest {
         let (client, engine) = halves.map();
         let canary = vec![CANARY; halves.geometry.arena_bytes as usize];
         client.write_arena(0, &canary).unwrap();
+        client.header().reads.store(READS_ENDS, Ordering::Relaxed);
         let mut honest = Self {
             client,
             engine,
@@ -159,15 +161,20 @@ impl Honest {
             if self.events.available(ring).unwrap() == 0 {
                 break;
             }
-            let event = Event::decode(&self.events.take(ring)).expect("an event");
+            let words = self.events.take(ring);
+            let event = Event::decode(&words).expect("an event");
             self.events.release(ring);
             match event.kind {
                 EventKind::Sent(outcome) => {
-                    let slot = &mut self.send_slots[event.slot as usize];
-                    assert_eq!(*slot, (event.generation, true), "a token that is not out");
-                    slot.1 = false;
-                    assert_eq!(outcome.certainty, Certainty::Delivered, "{outcome:?}");
-                    self.ended += 1;
+                    let first = (event.slot, event.generation);
+                    let others = OtherEnds::of(&words).map(|send| (send.slot, send.generation));
+                    for (slot, generation) in std::iter::once(first).chain(others) {
+                        let slot = &mut self.send_slots[slot as usize];
+                        assert_eq!(*slot, (generation, true), "a token that is not out");
+                        slot.1 = false;
+                        assert_eq!(outcome.certainty, Certainty::Delivered, "{outcome:?}");
+                        self.ended += 1;
+                    }
                 }
                 EventKind::Received => self.received(&event),
                 EventKind::Offered(_) => panic!("it never asked to be asked"),

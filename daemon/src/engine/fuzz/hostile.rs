@@ -106,6 +106,7 @@ impl<'m, 'i> Hostile<'m, 'i> {
                 header.waiting.store(waiting.into(), Ordering::Relaxed);
                 header.alarm_at.store(alarm, Ordering::Relaxed);
                 header.ask_first.store(asks, Ordering::Relaxed);
+                header.reads.store(asks as u32, Ordering::Relaxed);
             }
             12 => world.dies_in = Some(self.u8().into()),
             13 => {

@@ -2,6 +2,7 @@
 
 mod answers;
 mod crash;
+mod ends;
 mod hostile;
 mod questions;
 mod stops;
@@ -37,6 +38,7 @@ fn port_geometry() -> PortGeometry {
 
 /// What survives every death.
 struct Memory {
+    geometry: PortGeometry,
     ledger: OwnedFd,
     client: OwnedFd,
     engine: OwnedFd,
@@ -44,8 +46,12 @@ struct Memory {
 
 impl Memory {
     fn new() -> Self {
-        let geometry = port_geometry();
+        Self::of(port_geometry())
+    }
+
+    fn of(geometry: PortGeometry) -> Self {
         let memory = Self {
+            geometry,
             ledger: LedgerMapping::create(ledger_geometry()).unwrap(),
             client: create_sealed("c", geometry.client_half_bytes()).unwrap(),
             engine: create_sealed("e", geometry.engine_half_bytes()).unwrap(),
@@ -60,8 +66,8 @@ impl Memory {
 
     fn halves(&self) -> (ClientHalf, EngineHalf) {
         (
-            ClientHalf::map(self.client.as_fd(), port_geometry()).unwrap(),
-            EngineHalf::map(self.engine.as_fd(), port_geometry(), true).unwrap(),
+            ClientHalf::map(self.client.as_fd(), self.geometry).unwrap(),
+            EngineHalf::map(self.engine.as_fd(), self.geometry, true).unwrap(),
         )
     }
 
@@ -70,7 +76,7 @@ impl Memory {
         PortParts {
             port: PORT,
             generation: GENERATION,
-            geometry: port_geometry(),
+            geometry: self.geometry,
             client: self.client.try_clone().unwrap(),
             engine: self.engine.try_clone().unwrap(),
             event_bell: bell(),

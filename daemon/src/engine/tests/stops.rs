@@ -194,6 +194,7 @@ fn scripts_lead_where_they_should() {
                 "idle" => counter("streams_opened") >= 2,
                 "given up" => counter("messages_delivered") < 4,
                 "ahead" => world.ahead > 0,
+                "sending" => (script.reads > 0) == (world.told_of_several() > 0),
                 _ => true,
             };
             assert!(reached);
