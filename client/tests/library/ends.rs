@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{DELIVERED, FakeDaemon, LONG, NODE, not_delivered, open, sent, tagged};
 use portolan::{CloseReason, Event, Port, PortError, Reason, Status};
-use portolan_abi::event::{Ends, Outcome};
+use portolan_abi::event::Outcome;
 use portolan_abi::port::{READS_ENDS, state};
 use portolan_abi::token::TokenRef;
 
@@ -21,14 +21,12 @@ fn with_sends(daemon: &FakeDaemon, count: u64) -> Port {
 
 /// The engine tells of these slots' first use at once.
 fn end(daemon: &FakeDaemon, slots: &[u32], outcome: Outcome) {
-    let mut ends = Ends::new(outcome);
-    for &slot in slots {
-        ends.push(TokenRef {
-            slot,
-            generation: 1,
-        });
-    }
-    daemon.with_port(10, |engine| engine.push_words(&ends.encode()));
+    let token = |&slot: &u32| TokenRef {
+        slot,
+        generation: 1,
+    };
+    let tokens: Vec<_> = slots.iter().map(token).collect();
+    daemon.with_port(10, |engine| engine.end(&tokens, outcome));
 }
 
 fn tags(port: &mut Port, status: Status) -> Vec<u64> {

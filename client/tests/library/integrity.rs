@@ -9,6 +9,7 @@ use portolan::{
     SendOptions, Status, Verdict,
 };
 use portolan_abi::event::{Event as Entry, EventKind, Offered};
+use portolan_abi::token::TokenRef;
 
 /// Where silence is what a test is about.
 const SOON: Duration = Duration::from_millis(400);
@@ -438,21 +439,11 @@ fn shortened_messages_come_without_a_seal() {
 fn what_contradicts_the_books_is_reported() {
     let daemon = FakeDaemon::start();
     let mut a = open(&daemon, 10);
-    let nonsense = Entry {
-        kind: EventKind::Sent(DELIVERED),
-        priority: 0,
+    let nobodys = TokenRef {
         slot: 3,
         generation: 9,
-        len: 0,
-        total: 0,
-        node: 0,
-        port: 0,
-        record: 0,
-        epoch: 0,
-        number: 0,
-        tag: 0,
     };
-    daemon.with_port(10, |p| p.push(&nonsense));
+    daemon.with_port(10, |p| p.end(&[nobodys], DELIVERED));
     let report = report(&mut a);
     assert_eq!(
         (report.fault, report.peer, a.anomalies()),

@@ -6,7 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use portolan_abi::MAX_MESSAGE_BYTES;
-use portolan_abi::event::{Certainty, Event, EventKind, Outcome};
+use portolan_abi::event::{Certainty, Ends, Event, EventKind, Outcome};
 use portolan_abi::memory::{self, ClientHalf, EngineHalf};
 use portolan_abi::port::{CloseReason, PortGeometry, state};
 use portolan_abi::ring::{ConsumerCursor, ProducerCursor};
@@ -172,21 +172,11 @@ impl FakePort {
         self.push_words(&event.encode());
     }
 
-    fn complete(&mut self, slot: TokenRef, token: &SendToken, outcome: Outcome) {
-        self.push(&Event {
-            kind: EventKind::Sent(outcome),
-            priority: token.priority,
-            slot: slot.slot,
-            generation: slot.generation,
-            len: 0,
-            total: 0,
-            node: 0,
-            port: 0,
-            record: 0,
-            epoch: 0,
-            number: 0,
-            tag: 0,
-        });
+    /// Ends sends at once.
+    pub fn end(&mut self, tokens: &[TokenRef], outcome: Outcome) {
+        let mut ends = Ends::new(outcome);
+        tokens.iter().for_each(|token| ends.push(*token));
+        self.push_words(&ends.encode());
     }
 
     /// Takes what the application published.
@@ -242,7 +232,7 @@ impl FakePort {
                 self.waiting.retain(|p| {
                     let drop = (p.token.node, p.token.port, p.token.priority) == stream;
                     if drop {
-                        ended.push((p.slot, p.token, 7));
+                        ended.push((p.slot, 7));
                     }
                     !drop
                 });
@@ -250,15 +240,15 @@ impl FakePort {
             Opcode::Cancel => self.waiting.retain(|p| {
                 let name = u64::from(p.slot.generation) << 32 | u64::from(p.slot.slot);
                 if name == token.arena_offset {
-                    ended.push((p.slot, p.token, 6));
+                    ended.push((p.slot, 6));
                 }
                 name != token.arena_offset
             }),
         }
-        for (slot, token, reason) in ended {
-            self.complete(slot, &token, not_delivered(reason));
+        for (slot, reason) in ended {
+            self.end(&[slot], not_delivered(reason));
         }
-        self.complete(slot, &token, DELIVERED);
+        self.end(&[slot], DELIVERED);
     }
 
     fn payload(&self, pending: &Pending) -> Vec<u8> {
@@ -443,7 +433,7 @@ fn work(ports: &mut BTreeMap<u16, FakePort>, number: u16) {
                 if outcome != DELIVERED {
                     source.held.push(stream);
                 }
-                source.complete(pending.slot, &token, outcome);
+                source.end(&[pending.slot], outcome);
             }
             None => {
                 stuck.push(stream);
