@@ -197,6 +197,7 @@ impl Ends {
     /// This one, too. There is room for [`ENDS`].
     #[inline]
     pub fn push(&mut self, token: TokenRef) {
+        debug_assert!(self.len < ENDS);
         if let Some(place) = self.tokens.get_mut(self.len) {
             *place = token.encode();
             self.len += 1;
@@ -263,7 +264,7 @@ impl OtherEnds {
 
     /// The next one. Generation 0 is none's: where it is, they end.
     #[inline]
-    pub fn peek(&self) -> Option<TokenRef> {
+    fn peek(&self) -> Option<TokenRef> {
         let token = TokenRef::decode(*self.words.get(self.next)?);
         (token.generation != 0).then_some(token)
     }

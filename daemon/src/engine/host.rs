@@ -329,15 +329,14 @@ impl Host for EngineHost {
 
     #[inline]
     fn complete(&mut self, send: SendId, status: SendStatus) {
+        if status == SendStatus::Delivered {
+            return self.complete_delivered(send.port, std::iter::once(send));
+        }
         let ledger = self.facts.ledger();
         let Some(port) = self.ports.get_mut(send.port.0) else {
             return;
         };
-        if let Some(sending) = port.sending(send.slot, send.generation) {
-            if status == SendStatus::Delivered && sending.taken_at > 0 {
-                let took = self.now.saturating_sub(sending.taken_at);
-                self.latencies.observe(took);
-            }
+        if port.sending(send.slot, send.generation).is_some() {
             let end = commit::outcome(status);
             commit::complete(ledger, port, &Ends::one(token_of(send), end));
             port.forget_sending(send.slot);
