@@ -10,6 +10,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod counted;
 pub mod endpoint;
 pub mod host;
 pub mod ident;

@@ -248,33 +248,32 @@ fn peer_of(key: u64) -> Option<Peer> {
     })
 }
 
+/// A new ledger of small tables.
+#[cfg(test)]
+pub(super) fn small_ledger() -> Ledger<'static> {
+    let geometry = portolan_abi::ledger::LedgerGeometry {
+        peers: 4,
+        frames: 4,
+        send_streams: 4,
+        receive_streams: 4,
+    };
+    let mapping = portolan_abi::memory::LedgerMapping::create(geometry)
+        .and_then(|fd| portolan_abi::memory::LedgerMapping::map(fd, geometry))
+        .unwrap();
+    let ledger = Box::leak(Box::new(mapping)).ledger();
+    ledger.initialise(7);
+    ledger
+}
+
 #[cfg(test)]
 mod tests {
-    use portolan_abi::ledger::LedgerGeometry;
-    use portolan_abi::memory::LedgerMapping;
-
     use super::*;
-
-    fn ledger() -> Ledger<'static> {
-        let geometry = LedgerGeometry {
-            peers: 4,
-            frames: 4,
-            send_streams: 4,
-            receive_streams: 4,
-        };
-        let mapping = LedgerMapping::create(geometry)
-            .and_then(|fd| LedgerMapping::map(fd, geometry))
-            .unwrap();
-        let ledger = Box::leak(Box::new(mapping)).ledger();
-        ledger.initialise(7);
-        ledger
-    }
 
     // Two streams, then an engine that goes wrong writes over what the next one is to get. Expect: a successor's comes after both; if nothing was
     // written over, it is as it was.
     #[test]
     fn a_streams_epoch_comes_after_those_there_are() {
-        let ledger = ledger();
+        let ledger = small_ledger();
         let mut facts = Facts::adopt(ledger);
         for remote in [1, 2] {
             let stream = StreamKey {
@@ -299,7 +298,7 @@ mod tests {
     // What the supervisor knows and what the ledger says. Expect: the ledger's, unless no sound engine wrote it.
     #[test]
     fn an_engines_epoch_comes_after_its_predecessors() {
-        let ledger = ledger();
+        let ledger = small_ledger();
         let facts = Facts::adopt(ledger);
         let word = &ledger.header().engine_epoch;
         let table = [

@@ -473,7 +473,7 @@ fn a_chunk_that_is_seen_halfway_is_looked_at_again() {
 #[test]
 fn every_counter_has_a_name_and_a_help_text() {
     let socket = socket();
-    let table: Vec<_> = socket.adopt().unwrap().counters().table().collect();
+    let table: Vec<_> = socket.adopt().unwrap().counters().iter().collect();
     assert!(table.len() > 10);
     assert!(table.iter().all(|(name, help, value)| !name.is_empty()
         && help.len() > 5
