@@ -44,6 +44,8 @@ impl Default for Wait {
 pub(crate) struct Waiting {
     how: Wait,
     looks: Looks,
+    /// The doorbell ended a sleep and was not silenced yet.
+    rung: bool,
 }
 
 impl Waiting {
@@ -51,6 +53,7 @@ impl Waiting {
         Self {
             how,
             looks: Looks::default(),
+            rung: false,
         }
     }
 }
@@ -90,7 +93,8 @@ impl Port {
         if wait != Wait::Busy {
             crate::turns::as_engines();
         }
-        self.wait = Waiting::new(wait);
+        self.wait.how = wait;
+        self.wait.looks = Looks::default();
     }
 
     pub(crate) fn wait_until(&mut self, deadline: u64) -> Result<bool, PortError> {
@@ -168,12 +172,14 @@ impl Port {
                 PollFd::new(&self.connection, PollFlags::RDHUP),
             ];
             let slept = rustix::event::poll(&mut fds, (until != u64::MAX).then_some(&timeout));
-            slept.map(|_| fds[1].revents())
+            slept.map(|_| (fds[0].revents(), fds[1].revents()))
         };
-        self.disarm();
+        self.withdraw();
         match slept {
-            Ok(revents) => {
-                if !revents.is_empty() {
+            Ok((doorbell, daemon)) => {
+                // What it rang for comes first; before the next sleep there is time to silence it.
+                self.wait.rung = !doorbell.is_empty();
+                if !daemon.is_empty() {
                     self.check_daemon();
                 }
                 Ok(())
@@ -191,6 +197,9 @@ impl Port {
 
     /// Announces that we are about to sleep. `false`, and not announced, if there is something to receive.
     fn arm(&mut self) -> bool {
+        if std::mem::take(&mut self.wait.rung) {
+            self.silence();
+        }
         doorbell::announce(&self.memory.client().header().waiting);
         self.armed = true;
         if self.pending() {
@@ -201,8 +210,17 @@ impl Port {
 
     /// Awake again: no more doorbells, and the one that rang is silenced.
     pub(crate) fn disarm(&mut self) {
+        self.withdraw();
+        self.silence();
+    }
+
+    /// Awake again: no more doorbells.
+    fn withdraw(&mut self) {
         self.armed = false;
         doorbell::withdraw(&self.memory.client().header().waiting);
+    }
+
+    fn silence(&self) {
         // Fails if it has not rung. Each ring is eight bytes; all that rang is silenced at once.
         let _ = rustix::io::read(&self.events, &mut [0; 1024]);
     }

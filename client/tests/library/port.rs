@@ -279,20 +279,36 @@ fn alarms_go_off() {
     assert!(port.cancel_alarm(alarms[0]) && port.set_alarm(LONG).is_ok());
 }
 
+/// Whether a port's doorbell rings within so many seconds.
+fn readable(port: &Port, seconds: i64) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(port.as_fd(), PollFlags::IN)];
+    let timeout = Timespec {
+        tv_sec: seconds,
+        tv_nsec: 0,
+    };
+    rustix::event::poll(&mut fds, Some(&timeout)).unwrap() == 1
+}
+
+// A doorbell rings for somebody who just found by himself what it was about. Expect: it ends one sleep, not the next.
+#[test]
+fn a_doorbell_ends_one_sleep() {
+    let daemon = FakeDaemon::start();
+    let mut port = open(&daemon, 10);
+    port.set_wait(Wait::Adaptive {
+        spin: Duration::ZERO,
+    });
+    daemon.with_port(10, |port| port.ring_anyway());
+    assert!(!port.wait(Duration::from_millis(20)).unwrap());
+    assert!(port.prepare_wait().unwrap());
+    assert!(!readable(&port, 0));
+}
+
 // epoll's way: prepare, sleep on the descriptor, receive. Expect: readable after a message, silent after it was received.
 #[test]
 fn event_fd_tells_of_messages() {
     let daemon = FakeDaemon::start();
     let (mut a, mut b) = (open(&daemon, 10), open(&daemon, 11));
     provide(&mut b, 2, 64, Priority::Low);
-    let readable = |port: &Port, seconds| {
-        let mut fds = [PollFd::from_borrowed_fd(port.as_fd(), PollFlags::IN)];
-        let timeout = Timespec {
-            tv_sec: seconds,
-            tv_nsec: 0,
-        };
-        rustix::event::poll(&mut fds, Some(&timeout)).unwrap() == 1
-    };
     assert!(b.prepare_wait().unwrap());
     assert!(!readable(&b, 0));
     a.send_bytes((NODE, 11), b"x", tagged(0)).unwrap();

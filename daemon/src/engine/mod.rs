@@ -196,6 +196,25 @@ impl Engine {
         self.path.wake_neighbours();
         self.beat(worked);
 
+        if !self.put_off && !self.on_the_side(now, link)? {
+            return Ok(false);
+        }
+        let worked = worked || self.path.blocked;
+        let next = (self.waiter).after_loop(worked, tokens, delivered, more, now);
+        match next {
+            Next::Loop => {}
+            Next::GiveWay => self.give_way(),
+            Next::Sleep => self.sleep(now)?,
+        }
+        if !worked && next != Next::Sleep {
+            self.look();
+        }
+        Ok(true)
+    }
+
+    /// What has time: the end of a sleep, the link, the counters. False: leave.
+    fn on_the_side(&mut self, now: Nanos, link: &mut Link) -> anyhow::Result<bool> {
+        self.waiter.stop_listening(self.path.xsk.fd())?;
         if now >= self.next_control {
             self.next_control = now.saturating_add(CONTROL_EVERY_NS);
             if !self.control(now, link)? {
@@ -210,16 +229,6 @@ impl Engine {
                     evidence: evidence.to_owned(),
                 });
             }
-        }
-        let worked = worked || self.path.blocked;
-        let next = (self.waiter).after_loop(worked, tokens, delivered, more, now);
-        match next {
-            Next::Loop => {}
-            Next::GiveWay => self.give_way(),
-            Next::Sleep => self.sleep(now)?,
-        }
-        if !worked && next != Next::Sleep {
-            self.look();
         }
         Ok(true)
     }

@@ -7,7 +7,8 @@
 //! Doorbells that others hold are never read: they are watched edge-triggered, so each ring is a wake-up and their counters do not
 //! matter. The socket and the link are level-triggered: what is not taken wakes again.
 //!
-//! The socket is watched only while the engine sleeps. Whoever waits for a socket is called by the kernel for every frame that comes and
+//! The socket is watched only while the engine sleeps, and until what woke it has been seen to: taking it back is a system call, for which the
+//! first message after a sleep need not wait. Whoever waits for a socket is called by the kernel for every frame that comes and
 //! for every one that was sent, asleep or not: as much as a tenth of a sender's core when watched all the time, and a standby's watch
 //! costs as much again.
 
@@ -51,6 +52,8 @@ pub enum Next {
 pub struct Waiter {
     mode: Wait,
     epoll: OwnedFd,
+    /// The socket is watched.
+    listening: bool,
     idle_since: Option<Nanos>,
     patience: Patience,
 }
@@ -61,6 +64,7 @@ impl Waiter {
         Ok(Self {
             mode,
             epoll: epoll::create(CreateFlags::CLOEXEC)?,
+            listening: false,
             idle_since: None,
             patience: Patience::new(LEAST_NS),
         })
@@ -126,14 +130,25 @@ impl Waiter {
         if gives_way { Next::GiveWay } else { Next::Loop }
     }
 
-    /// Sleeps until something happens, here or at the socket, or for so long. True if the link has something.
+    /// Sleeps until something happens, here or at the socket, or for so long. True if the link has something. The socket is watched until
+    /// [`Self::stop_listening`].
     pub fn sleep(&mut self, at_most: Nanos, socket: BorrowedFd<'_>) -> io::Result<bool> {
-        // Whatever lies there already ends the sleep at once.
-        let data = EventData::new_u64(OTHER);
-        epoll::add(&self.epoll, socket, data, EventFlags::IN)?;
-        let link = self.wait(at_most);
-        epoll::delete(&self.epoll, socket)?;
-        link
+        if !self.listening {
+            // Whatever lies there already ends the sleep at once.
+            let data = EventData::new_u64(OTHER);
+            epoll::add(&self.epoll, socket, data, EventFlags::IN)?;
+            self.listening = true;
+        }
+        self.wait(at_most)
+    }
+
+    /// Watches the socket no longer, if it was watched.
+    #[inline]
+    pub fn stop_listening(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        if std::mem::take(&mut self.listening) {
+            epoll::delete(&self.epoll, socket)?;
+        }
+        Ok(())
     }
 
     fn wait(&mut self, at_most: Nanos) -> io::Result<bool> {
@@ -156,5 +171,40 @@ impl Waiter {
         Ok(events[..count.min(events.len())]
             .iter()
             .any(|event| event.data.u64() == LINK))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    /// How many descriptors an epoll watches, as the kernel tells.
+    fn watched(waiter: &Waiter) -> usize {
+        let epoll = waiter.epoll.as_raw_fd();
+        let told = std::fs::read_to_string(format!("/proc/self/fdinfo/{epoll}")).unwrap();
+        told.lines().filter(|line| line.starts_with("tfd:")).count()
+    }
+
+    // Two sleeps that the socket ends, one after the other, then what has time. Expect: the socket is watched from the first sleep on, and no longer
+    // than that; after a last sleep it is watched again.
+    #[test]
+    fn the_socket_is_watched_until_what_came_was_seen_to() {
+        let (socket, peer) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let mut waiter = Waiter::new(Wait::Adaptive).unwrap();
+        assert_eq!(watched(&waiter), 0);
+        peer.send(b"a frame").unwrap();
+        for _ in 0..2 {
+            waiter.idle_since = Some(0);
+            assert!(!waiter.sleep(MAX_SLEEP_NS, socket.as_fd()).unwrap());
+            assert_eq!(waiter.idle_since, None, "asleep with a frame there");
+            assert_eq!(watched(&waiter), 1);
+        }
+        waiter.stop_listening(socket.as_fd()).unwrap();
+        assert_eq!(watched(&waiter), 0);
+        waiter.stop_listening(socket.as_fd()).unwrap();
+        waiter.sleep(MAX_SLEEP_NS, socket.as_fd()).unwrap();
+        assert_eq!(watched(&waiter), 1);
     }
 }
