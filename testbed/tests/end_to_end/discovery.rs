@@ -38,11 +38,27 @@ fn conflict<'v>(map: &'v Value, kind: &str) -> Option<&'v Value> {
         .find(|c| c["kind"] == kind)
 }
 
+/// Waits until a node's service has its port, which the others may find the node before.
+#[track_caller]
+fn serving(node: &Node) {
+    let deadline = Instant::now() + WITHIN;
+    loop {
+        let report = node.report("ports").unwrap();
+        let ports = report["ports"].as_array().unwrap();
+        if ports.iter().any(|row| row["port"] == 0) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "no service: {report:#}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// By name, so that names are learned too.
 #[track_caller]
-fn ping(from: &Node, to: &str) {
+fn ping(from: &Node, to: &Node) {
+    serving(to);
     let mut ping = from.portolan();
-    ping.args(["ping", to, "-c", "20"]);
+    ping.args(["ping", &format!("ptl{}", to.id()), "-c", "20"]);
     process::run_ok(&mut ping, WITHIN).unwrap();
 }
 
@@ -75,7 +91,7 @@ fn three_nodes_find_each_other() {
                 "{encap}: {map:#}"
             );
             for other in others {
-                ping(node, &format!("ptl{other}"));
+                ping(node, lab.node(other));
             }
         }
         // Once per second, and once for each who asks or is found.
@@ -102,7 +118,7 @@ fn what_is_in_the_way_is_named() {
     let _first = one.start_daemon(MULTICAST).unwrap();
     let _second = two.start_daemon(MULTICAST).unwrap();
     until(one, "found", |map| here(map, 2));
-    ping(one, "ptl2");
+    ping(one, two);
 
     let twin = three
         .start_daemon(&format!("{MULTICAST}[node]\nid = 2\nname = \"twin\"\n"))
@@ -118,7 +134,7 @@ fn what_is_in_the_way_is_named() {
     until(two, "its own duplicate", |map| {
         conflict(map, "duplicate id").is_some()
     });
-    ping(one, "ptl2");
+    ping(one, two);
     let mut show = one.portolan();
     let shown = process::run(show.arg("map"), WITHIN).unwrap();
     assert_eq!(shown.status.code(), Some(1), "{}", shown.stdout);
@@ -172,7 +188,7 @@ fn a_node_that_moves_is_followed() {
     let _first = one.start_daemon(MULTICAST).unwrap();
     let second = two.start_daemon(MULTICAST).unwrap();
     until(one, "found", |map| here(map, 2));
-    ping(one, "ptl2");
+    ping(one, two);
     drop(second);
     let interface = two.interface();
     ip(two, &format!("link set dev {interface} down"));
@@ -193,7 +209,7 @@ fn a_node_that_moves_is_followed() {
     let mut first = one.portolan();
     first.args(["ping", "ptl2", "-c", "1"]);
     process::run(&mut first, WITHIN).unwrap();
-    ping(one, "ptl2");
+    ping(one, two);
 }
 
 // Two who know only the first, by its address. Expect: they find each other; and the first's supervisor dies, with an engine after it:
@@ -211,9 +227,9 @@ fn seeds_and_a_supervisor_that_dies() {
     let _second = lab.node(2).start_daemon(seeds).unwrap();
     let _third = lab.node(3).start_daemon(seeds).unwrap();
     until(lab.node(2), "found by way of the seed", |map| here(map, 3));
-    ping(lab.node(2), "ptl3");
+    ping(lab.node(2), lab.node(3));
     until(lab.node(1), "found", |map| here(map, 2) && here(map, 3));
-    ping(lab.node(1), "ptl3");
+    ping(lab.node(1), lab.node(3));
     // Nobody announces anything from now on: what the successor knows it knows from its predecessor.
     for node in [lab.node(2), lab.node(3)] {
         ip(node, "route add blackhole 10.77.0.1/32");
@@ -229,10 +245,10 @@ fn seeds_and_a_supervisor_that_dies() {
         assert!(Instant::now() < deadline, "no successor");
         std::thread::sleep(Duration::from_millis(10));
     }
-    ping(lab.node(1), "ptl3");
+    ping(lab.node(1), lab.node(3));
     let mut fault = lab.node(1).portolan();
     process::run_ok(fault.args(["fault", "kill", "0"]), WITHIN).unwrap();
-    ping(lab.node(1), "ptl3");
+    ping(lab.node(1), lab.node(3));
 }
 
 // Two segments and a router between them; each knows the first's address. Expect: they find each other and talk, and all of it went through
@@ -286,8 +302,8 @@ fn seeds_across_a_router() {
         );
     }
     let before = forwarded();
-    ping(one, "ptl2");
-    ping(two, "ptl1");
+    ping(one, two);
+    ping(two, one);
     let crossed = forwarded() - before;
     assert!(crossed >= 40, "{crossed} datagrams through the router");
 }
