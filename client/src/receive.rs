@@ -31,7 +31,7 @@ impl Default for MoreEnded {
 }
 
 impl Port {
-    /// The next event, if one is there. Makes no system call (but the first after a sleep, which silences the doorbell).
+    /// The next event, if one is there. Makes no system call (but the first after [`Self::prepare_wait`], which silences the doorbell).
     ///
     /// When the port has been closed, by the daemon for instance, every send still under way is first received as perhaps delivered;
     /// then comes the error.

@@ -220,12 +220,14 @@ impl Port {
         doorbell::withdraw(&self.memory.client().header().waiting);
     }
 
+    /// Whatever rang until now rings no longer.
     fn silence(&self) {
         // Fails if it has not rung. Each ring is eight bytes; all that rang is silenced at once.
         let _ = rustix::io::read(&self.events, &mut [0; 1024]);
     }
 
-    /// The doorbell as a file descriptor, for epoll and its friends. Call [`Self::prepare_wait`] before each sleep on it.
+    /// The doorbell as a file descriptor, for epoll and its friends. Call [`Self::prepare_wait`] before each sleep on it: until then it may still ring of
+    /// what was received since.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
     }

@@ -196,7 +196,7 @@ impl Engine {
         self.path.wake_neighbours();
         self.beat(worked);
 
-        if !self.put_off && !self.on_the_side(now, link)? {
+        if !self.put_off && !self.housekeeping(now, link)? {
             return Ok(false);
         }
         let worked = worked || self.path.blocked;
@@ -212,8 +212,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// What has time: the end of a sleep, the link, the counters. False: leave.
-    fn on_the_side(&mut self, now: Nanos, link: &mut Link) -> anyhow::Result<bool> {
+    /// What holds up neither a frame nor an application that was given something: the end of a sleep, the link, the counters. False: leave.
+    fn housekeeping(&mut self, now: Nanos, link: &mut Link) -> anyhow::Result<bool> {
         self.waiter.stop_listening(self.path.xsk.fd())?;
         if now >= self.next_control {
             self.next_control = now.saturating_add(CONTROL_EVERY_NS);
