@@ -128,7 +128,7 @@ fn a_limit_waits_for_who_is_not_on_its_core() {
         assert!(stops >= 10, "it was stopped only {stops} times");
         let report: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         let stream = &report["results"][0];
-        assert_eq!(stream["subject"], subject);
+        assert_eq!(stream["subject"], subject, "{report}");
         assert_eq!(stream["turns"], 3, "{report}");
         assert!(stream["note"].is_null(), "{stream}");
     }

@@ -59,23 +59,23 @@ pub enum SteerError {
 }
 
 impl SteerError {
-    /// From a failed load: `error` is aya's, with the system's error somewhere below it.
-    pub(crate) fn load(error: &(dyn Error + 'static)) -> Self {
-        Self::load_errno(errno(error), &one_line(error))
+    /// From an object that cannot be read.
+    pub(crate) fn object(error: &(dyn Error + 'static)) -> Self {
+        Self::Program(one_line(error))
     }
 
-    /// The decision alone, so that tests can inject what this machine's kernel does not do.
-    fn load_errno(errno: Option<i32>, detail: &str) -> Self {
-        match errno {
+    /// From a load that the system refused: of `what`, with all there is to say about it.
+    pub(crate) fn load(what: &str, error: &io::Error) -> Self {
+        match error.raw_os_error() {
             Some(libc::EPERM) => Self::NoPrivilege("load the steering program"),
             Some(libc::ENOSYS) => Self::Kernel(
                 "this kernel has no bpf system call: it needs CONFIG_BPF_SYSCALL".to_owned(),
             ),
             // The map of AF_XDP sockets is the only unusual one.
-            Some(libc::EINVAL) if detail.contains("`xsks`") => {
+            Some(libc::EINVAL) if what == "map `xsks`" => {
                 Self::Kernel("this kernel has no AF_XDP: it needs CONFIG_XDP_SOCKETS".to_owned())
             }
-            _ => Self::Program(detail.to_owned()),
+            _ => Self::Program(shortened(&format!("{what}: {error}"))),
         }
     }
 
@@ -131,12 +131,15 @@ fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn 
     })
 }
 
-/// The whole chain in one line of bounded length: the verifier's log alone may fill screens, and
-/// its end is what tells.
+/// The whole chain in one line.
 fn one_line(error: &(dyn Error + 'static)) -> String {
-    const KEEP: usize = 300;
     let text: Vec<String> = chain(error).map(ToString::to_string).collect();
-    let text = text.join(": ");
+    shortened(&text.join(": "))
+}
+
+/// In one line of bounded length: the verifier's log alone may fill screens, and its end is what tells.
+fn shortened(text: &str) -> String {
+    const KEEP: usize = 300;
     let words: Vec<&str> = text.split_whitespace().collect();
     let line = words.join(" ");
     let length = line.chars().count();
@@ -178,16 +181,30 @@ mod tests {
 
     #[test]
     fn load_errors_say_what_to_do() {
-        let no_map = "map error: failed to create map `xsks`";
-        for (code, detail, hint) in [
+        let no_map = "map `xsks`";
+        for (code, what, hint) in [
             (libc::EPERM, no_map, "CAP_BPF"),
             (libc::EINVAL, no_map, "CONFIG_XDP_SOCKETS"),
             (libc::ENOSYS, "", "CONFIG_BPF_SYSCALL"),
-            (libc::EINVAL, "BPF_PROG_LOAD", "report"),
+            (libc::EINVAL, "program `steer`", "report"),
         ] {
-            let text = SteerError::load_errno(Some(code), detail).to_string();
+            let error = io::Error::from_raw_os_error(code);
+            let text = SteerError::load(what, &error).to_string();
             assert!(text.contains(hint), "{text}");
         }
+    }
+
+    // What the verifier says fills screens. Expect: one line, begin and end.
+    #[test]
+    fn a_long_log_is_one_line() {
+        let what = format!("begin\n{}\nR1 is wrong", "0: R1=ctx()\n".repeat(10_000));
+        let error = io::Error::from_raw_os_error(libc::EACCES);
+        let text = SteerError::load(&what, &error).to_string();
+        assert!(
+            text.contains("begin 0:") && text.contains("R1 is wrong: Permission"),
+            "{text}"
+        );
+        assert!(text.len() < 1000 && !text.contains('\n'), "{text}");
     }
 
     // aya wraps the system's error in others; it must still be found.
@@ -195,9 +212,9 @@ mod tests {
     fn errno_is_found_through_aya() {
         let error = aya::EbpfError::MapError(aya::maps::MapError::CreateError {
             name: "xsks".to_owned(),
-            io_error: io::Error::from_raw_os_error(libc::EINVAL),
+            io_error: io::Error::from_raw_os_error(libc::EBADF),
         });
-        let text = SteerError::load(&error).to_string();
-        assert!(text.contains("CONFIG_XDP_SOCKETS"), "{text}");
+        let error = SteerError::socket(0, &error);
+        assert!(matches!(error, SteerError::NoSocket(0, _)), "{error}");
     }
 }

@@ -11,8 +11,10 @@
 mod config;
 mod error;
 mod link;
+mod object;
 mod reason;
 mod steer;
+mod syscall;
 
 pub use config::{DEFAULT_ETHERTYPE, Encap, MAX_QUEUES, SteerConfig};
 pub use error::SteerError;

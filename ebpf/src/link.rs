@@ -1,19 +1,17 @@
-//! The one system call aya does not offer as we need it: an XDP link as a file descriptor.
+//! An XDP link as a file descriptor.
 //!
 //! `aya::programs::Xdp::attach` falls back to netlink when the kernel says EINVAL, and would then
 //! replace somebody else's program; and its links do not give out their descriptor, which has to
-//! outlive this process in systemd's store. So `BPF_LINK_CREATE` is called here. This is the
-//! crate's only unsafe code.
+//! outlive this process in systemd's store. So `BPF_LINK_CREATE` is called here.
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-/// Commands and constants of `linux/bpf.h` and `linux/if_link.h`.
-const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
-const BPF_LINK_CREATE: libc::c_long = 28;
-const BPF_LINK_DETACH: libc::c_long = 34;
-const BPF_XDP: u32 = 37;
+use crate::syscall::{self, Command};
+
+/// Constants of `linux/bpf.h` and `linux/if_link.h`.
+pub(crate) const BPF_XDP: u32 = 37;
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 
@@ -36,8 +34,7 @@ impl AttachMode {
     }
 }
 
-/// The part of `union bpf_attr` that `BPF_LINK_CREATE` reads; the kernel takes what is missing at
-/// the end for zero.
+/// The part of `union bpf_attr` that `BPF_LINK_CREATE` reads.
 #[repr(C)]
 struct LinkCreate {
     prog_fd: u32,
@@ -74,19 +71,9 @@ pub(crate) fn attached_to(link: BorrowedFd<'_>) -> io::Result<u32> {
         info_len: size_of::<LinkInfo>() as u32,
         info: (&raw mut info).expose_provenance() as u64,
     };
-    // SAFETY: `attr` is a valid prefix of `union bpf_attr` of the size given; the kernel writes at most `info_len` bytes to `info`,
-    // which lives through the call and for which every bit pattern is valid.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            BPF_OBJ_GET_INFO_BY_FD,
-            &raw const attr,
-            size_of_val(&attr),
-        )
-    };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    // SAFETY: `InfoByFd` is the command's prefix of `union bpf_attr`; the kernel writes at most `info_len` bytes to `info`, which lives
+    // through the call and for which every bit pattern is valid.
+    unsafe { syscall::call(Command::Info, &attr) }?;
     Ok(info.ifindex)
 }
 
@@ -102,22 +89,8 @@ pub(crate) fn create(program: BorrowedFd<'_>, index: u32, mode: AttachMode) -> i
             AttachMode::Generic => XDP_FLAGS_SKB_MODE,
         },
     };
-    // SAFETY: `attr` is a valid prefix of `union bpf_attr` of the size given, it holds no pointer,
-    // and the kernel only reads it.
-    let fd = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            BPF_LINK_CREATE,
-            &raw const attr,
-            size_of_val(&attr),
-        )
-    };
-    let fd = i32::try_from(fd).unwrap_or(-1);
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just made this descriptor (close-on-exec) and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    // SAFETY: `LinkCreate` is the command's prefix of `union bpf_attr`, without a pointer; it returns a descriptor.
+    unsafe { syscall::descriptor(Command::LinkCreate, &attr) }
 }
 
 /// Takes the program of a link off its interface, whoever keeps copies of the link. A link that is on no interface any more is left
@@ -128,18 +101,8 @@ pub(crate) fn create(program: BorrowedFd<'_>, index: u32, mode: AttachMode) -> i
 pub fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
     // `struct { link_fd }` of `union bpf_attr`.
     let attr = link.as_raw_fd().cast_unsigned();
-    // SAFETY: `attr` is a valid prefix of `union bpf_attr` of the size given, it holds no pointer, and the kernel only reads it.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            BPF_LINK_DETACH,
-            &raw const attr,
-            size_of_val(&attr),
-        )
-    };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    // SAFETY: that is the command's prefix of `union bpf_attr`, without a pointer.
+    unsafe { syscall::call(Command::LinkDetach, &attr) }?;
     Ok(())
 }
 

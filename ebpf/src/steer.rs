@@ -4,13 +4,12 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use aya::EbpfLoader;
 use aya::maps::{Map, MapData, PerCpuArray, XskMap};
-use aya::programs::Xdp;
 use aya::util::KernelVersion;
 
 use crate::link::{self, AttachMode};
-use crate::{Reason, STEER_OBJECT, SteerConfig, SteerError};
+use crate::object::{self, Loaded};
+use crate::{Reason, SteerConfig, SteerError};
 
 /// What a frame consists of when the program sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,23 +56,32 @@ impl Steer {
     /// # Errors
     /// The caller's: descriptors of something else. The system's.
     pub fn adopt(fds: SteerFds, queues: u16) -> Result<Self, SteerError> {
+        let loaded = Loaded {
+            program: fds.program,
+            sockets: fds.sockets,
+            counters: fds.counters,
+        };
+        Self::of(loaded, queues, Some(fds.link))
+    }
+
+    fn of(loaded: Loaded, queues: u16, link: Option<OwnedFd>) -> Result<Self, SteerError> {
         let wrong = |error: &(dyn std::error::Error + 'static)| {
             SteerError::system("take over the steering maps", error)
         };
         let map =
             |fd: &OwnedFd| MapData::from_fd(clone_fd(fd.as_fd())?).map_err(|error| wrong(&error));
         Ok(Self {
-            xsks: Map::XskMap(map(&fds.sockets)?)
+            xsks: Map::XskMap(map(&loaded.sockets)?)
                 .try_into()
                 .map_err(|error| wrong(&error))?,
-            counters: Map::PerCpuArray(map(&fds.counters)?)
+            counters: Map::PerCpuArray(map(&loaded.counters)?)
                 .try_into()
                 .map_err(|error| wrong(&error))?,
-            program: fds.program,
+            program: loaded.program,
             queues,
-            xsks_fd: fds.sockets,
-            counters_fd: fds.counters,
-            link: Some(fds.link),
+            xsks_fd: loaded.sockets,
+            counters_fd: loaded.counters,
+            link,
         })
     }
 
@@ -125,41 +133,8 @@ impl Steer {
             SteerError::Kernel(format!("cannot tell the kernel's version: {error}"))
         })?;
         let name = program_for(version, frames)?;
-        let rodata = config.rodata()?;
-        let mut object = EbpfLoader::new()
-            // Nothing is relocated against the kernel's types: spare reading them all.
-            .btf(None)
-            .override_global("config", &rodata, true)
-            .load(STEER_OBJECT)
-            .map_err(|error| SteerError::load(&error))?;
-
-        let program: &mut Xdp = object
-            .program_mut(name)
-            .ok_or_else(|| SteerError::Program(format!("no program `{name}`")))?
-            .try_into()
-            .map_err(|error| SteerError::load(&error))?;
-        program.load().map_err(|error| SteerError::load(&error))?;
-        let program = program.fd().map_err(|error| SteerError::load(&error))?;
-        let program = clone_fd(program.as_fd())?;
-
-        let mut take = |name: &str| {
-            object
-                .take_map(name)
-                .ok_or_else(|| SteerError::Program(format!("no map `{name}`")))
-        };
-        let (xsks, counters) = (take("xsks")?, take("counters")?);
-        let (xsks_fd, counters_fd) = (map_fd(&xsks)?, map_fd(&counters)?);
-        Ok(Self {
-            program,
-            queues: config.queues,
-            xsks: xsks.try_into().map_err(|error| SteerError::load(&error))?,
-            xsks_fd,
-            counters: counters
-                .try_into()
-                .map_err(|error| SteerError::load(&error))?,
-            counters_fd,
-            link: None,
-        })
+        let loaded = object::load(name, &config.rodata()?)?;
+        Self::of(loaded, config.queues, None)
     }
 
     /// Attaches the program to `interface` of the calling thread's network namespace. Never
@@ -265,13 +240,6 @@ fn program_for(version: KernelVersion, frames: Frames) -> Result<&'static str, S
 fn clone_fd(fd: BorrowedFd<'_>) -> Result<OwnedFd, SteerError> {
     fd.try_clone_to_owned()
         .map_err(|error: io::Error| SteerError::System("copy a descriptor", error))
-}
-
-fn map_fd(map: &Map) -> Result<OwnedFd, SteerError> {
-    match map {
-        Map::XskMap(data) | Map::PerCpuArray(data) => clone_fd(data.fd().as_fd()),
-        _ => Err(SteerError::Program("a map of another type".to_owned())),
-    }
 }
 
 /// The name of a loaded BPF program; `None` if there is none of that id, or we may not ask.
