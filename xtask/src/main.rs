@@ -26,6 +26,7 @@ mod steps;
 mod survival;
 mod tests;
 mod tidy;
+mod train;
 
 /// What a shell reports for a program ended by Ctrl-C.
 const INTERRUPTED: u8 = 130;
@@ -88,6 +89,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Runs a daemon that counts its branches, for the compiler: what releases are built with from then on
+    Train,
     /// Instructions of the hot paths under callgrind, compared with steps/instructions.toml; fails when one grew by more than 3 %
     Counts {
         /// Makes the baseline of what is counted now; the commit says why
@@ -136,6 +139,7 @@ fn run(task: Task) -> Result<()> {
         Task::Faults { arguments } => faults::run(&arguments),
         Task::Steps { arguments } => survival::steps(&arguments),
         Task::Survival { arguments } => survival::run(&arguments),
+        Task::Train => train::run(),
         Task::Counts { accept } => counts::run(accept),
         Task::Coverage(options) => coverage::run(&options),
         Task::Fuzz(options) => fuzz::run(&options),
