@@ -1,7 +1,9 @@
-//! Who else uses the processors: what is measured beside somebody is a figure of both.
+//! Who else uses the processors: what is measured beside somebody is a figure of both. And whether the kernel writes down what it does, which makes every
+//! system call and every switch longer.
 
 use std::collections::HashMap;
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use portolan_testbed::process;
@@ -11,27 +13,52 @@ const ALONE: Duration = Duration::from_millis(500);
 /// Processes that used less than this share of a processor are left out.
 const LITTLE: f64 = 0.1;
 
+/// Where the kernel's trace events are switched (Documentation/trace/events.rst).
+const TRACING: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+
 /// Who used a processor when a measurement began.
-pub struct Company(Vec<Other>);
+pub struct Company {
+    others: Vec<Other>,
+    /// Where trace events are enabled.
+    traced: Option<PathBuf>,
+}
 
 impl Company {
     /// Looks who is there, and warns of them.
     pub fn meet() -> Self {
-        let company = Self(look(ALONE));
+        let company = Self {
+            others: look(ALONE),
+            traced: traced(&TRACING.map(Path::new)),
+        };
         company.warn();
         company
     }
 
     /// Figures beside somebody else are not worth much. To be said again at the end, hours and many lines later.
     pub fn warn(&self) {
-        if !self.0.is_empty() {
-            let all: Vec<String> = self.0.iter().map(Other::to_string).collect();
+        if let Some(switch) = &self.traced {
+            eprintln!(
+                "warning: trace events are enabled, so everybody's system calls and switches take longer, whether anything is recorded or not; end that \
+                 with `echo 0 > {}`",
+                switch.display()
+            );
+        }
+        if !self.others.is_empty() {
+            let all: Vec<String> = self.others.iter().map(Other::to_string).collect();
             eprintln!(
                 "warning: this machine was not idle when this began: {}; end that, or take the figures for figures of both",
                 all.join(", ")
             );
         }
     }
+}
+
+/// The switch of all trace events, if any of them is enabled: it says 0 if none is, 1 if all are, X if some.
+fn traced(roots: &[&Path]) -> Option<PathBuf> {
+    let mut switches = roots.iter().map(|root| root.join("events/enable"));
+    switches.find(|switch| {
+        std::fs::read_to_string(switch).is_ok_and(|says| matches!(says.trim(), "1" | "X"))
+    })
 }
 
 /// A process that is none of ours, and the share of a processor it used.
@@ -83,6 +110,26 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+
+    // No tracefs at all, one without events, one with some, one with all. Expect: the switch of the first that has any.
+    #[test]
+    fn enabled_trace_events_are_found() {
+        let root = tempfile::tempdir().unwrap();
+        let [missing, none, some, all] =
+            [None, Some("0\n"), Some("X\n"), Some("1\n")].map(|says| {
+                let here = root.path().join(says.map_or("missing", str::trim));
+                if let Some(says) = says {
+                    std::fs::create_dir_all(here.join("events")).unwrap();
+                    std::fs::write(here.join("events/enable"), says).unwrap();
+                }
+                here
+            });
+        assert_eq!(traced(&[&missing, &none]), None);
+        for there in [&some, &all] {
+            let found = traced(&[&missing, &none, there, &some]);
+            assert_eq!(found, Some(there.join("events/enable")));
+        }
+    }
 
     // A process that spins, and one that sleeps. Expect: the first is found, by name, with a good part of a processor, and not the second.
     #[test]

@@ -13,6 +13,7 @@ use portolan_testbed::{Lab, cancel};
 
 use crate::cases::{Case, Group, Plan};
 use crate::company::Company;
+use crate::distance;
 use crate::report::{self, Results};
 use crate::subjects::{self, Scene, Subject};
 
@@ -36,6 +37,10 @@ pub struct Options {
     /// Turns of every subject at every case
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     turns: Option<u32>,
+    /// Before each measurement, waits up to two seconds until the cores are near each other: on a virtual machine whose host moves them, builds are
+    /// compared at the same distance
+    #[arg(long)]
+    near: bool,
     /// Also writes the report here, as JSON
     #[arg(long)]
     json: Option<PathBuf>,
@@ -56,6 +61,7 @@ pub fn run(options: &Options) -> Result<()> {
     if let Some(turns) = options.turns {
         plan.timing.turns = turns as usize;
     }
+    plan.near = options.near;
     let mut subjects = subjects::all();
     for name in &options.subjects {
         if !subjects.iter().any(|subject| subject.name() == name) {
@@ -85,6 +91,9 @@ pub fn run(options: &Options) -> Result<()> {
         crate::host::line(),
         results.took_s
     );
+    if let Some(distances) = results.distances() {
+        println!("{distances}");
+    }
     company.warn();
     type Write = fn(&Results, &Path) -> Result<()>;
     let forms: [(&Option<PathBuf>, Write); 3] = [
@@ -166,8 +175,16 @@ fn take_turns(
             for case in cases {
                 progress.set_message(format!("{case}, {name}"));
                 let lasting = plan.timing.of(case);
+                let before = match plan.near {
+                    true => distance::when_near(scene.cores()),
+                    false => distance::round_trip(scene.cores()),
+                };
                 match started.measure(case, lasting) {
-                    Ok(figures) => results.add(case, name, turn, figures),
+                    Ok(figures) => {
+                        results.add(case, name, turn, figures);
+                        let around = [before, distance::round_trip(scene.cores())];
+                        results.at_distance(case, name, turn, around);
+                    }
                     Err(error) if cancel::requested() => return Err(error),
                     Err(error) => {
                         results.fail(&case.to_string(), name, &format!("{error:#}"));

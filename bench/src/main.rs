@@ -4,6 +4,7 @@ mod actor;
 mod cases;
 mod company;
 mod compare;
+mod distance;
 mod faults;
 mod host;
 mod limits;

@@ -66,6 +66,8 @@ pub struct Plan {
     pub groups: Vec<Group>,
     /// How long and how often.
     pub timing: Timing,
+    /// Measurements wait until the cores are near each other.
+    pub near: bool,
 }
 
 impl Plan {
@@ -94,6 +96,7 @@ impl Plan {
         Ok(Self {
             groups: grouped(&cases),
             timing,
+            near: false,
         })
     }
 

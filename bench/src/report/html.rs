@@ -46,6 +46,9 @@ fn page(results: &Results) -> String {
         results.turns,
         results.took_s
     );
+    if let Some(distances) = results.distances() {
+        let _ = write!(out, "<p>{}.</p>", escaped(&distances));
+    }
     legend(results, &mut out);
     section(
         &mut out,

@@ -57,6 +57,9 @@ fn report(results: &Results) -> Value {
 fn result(line: &Line) -> Value {
     // A median only where it is one.
     let p50 = (line.unit == unit::NS).then_some(line.value);
+    let by_turn = line.by_turn.iter().map(
+        |turn| json!({ "turn": turn.turn, "value": turn.value, "core_round_trip_ns": turn.around }),
+    );
     json!({
         "case": line.case.to_string(),
         "subject": line.subject,
@@ -71,6 +74,7 @@ fn result(line: &Line) -> Value {
         "most": line.range.1,
         "unit": line.unit,
         "turns": line.turns,
+        "by_turn": by_turn.collect::<Vec<_>>(),
         "samples": line.samples,
         "limit": line.case.limit(),
         "ratio_to_limit": line.ratio,

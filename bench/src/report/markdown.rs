@@ -32,6 +32,9 @@ fn text(results: &Results) -> String {
         results.turns,
         results.took_s
     );
+    if let Some(distances) = results.distances() {
+        let _ = writeln!(out, "\n{distances}.");
+    }
     out += "\n### Who\n\n| subject | version | how it is run |\n|---|---|---|\n";
     for (name, about) in &results.subjects {
         let _ = writeln!(out, "| `{name}` | {} | {} |", about.version, about.command);

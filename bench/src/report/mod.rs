@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use hdrhistogram::Histogram;
 
 use crate::cases::Case;
+use crate::distance::NEAR_NS;
 use crate::statistics::{half_power_point, median, range};
 use crate::subjects::{About, Figure, Value, metric, unit};
 
@@ -31,6 +32,8 @@ pub struct Results {
     pub cases: Vec<Case>,
     /// By case, subject and metric.
     series: BTreeMap<(usize, usize, &'static str), Series>,
+    /// By case, subject and turn: how far the cores were from each other before and after, in nanoseconds there and back.
+    distances: BTreeMap<(usize, usize, usize), [Option<u64>; 2]>,
     /// What could not be measured: case, subject, why.
     pub failures: Vec<(String, String, String)>,
     /// How long it took, in seconds.
@@ -55,6 +58,17 @@ struct Series {
     notes: Vec<String>,
 }
 
+/// What one turn gave.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    /// Which.
+    pub turn: usize,
+    /// Of times, the median.
+    pub value: f64,
+    /// How far the cores were from each other before and after, in nanoseconds there and back.
+    pub around: [Option<u64>; 2],
+}
+
 /// A line of a report.
 #[derive(Clone, Debug)]
 pub struct Line {
@@ -76,6 +90,8 @@ pub struct Line {
     pub p999: Option<f64>,
     /// Turns.
     pub turns: usize,
+    /// Each of them.
+    pub by_turn: Vec<Turn>,
     /// Messages, of times; turns otherwise.
     pub samples: u64,
     /// The median of the turns' ratios to the limit of the case.
@@ -96,6 +112,7 @@ impl Results {
             subjects,
             cases,
             series: BTreeMap::new(),
+            distances: BTreeMap::new(),
             failures: Vec::new(),
             took_s: 0.0,
             turns,
@@ -105,16 +122,48 @@ impl Results {
 
     /// What a subject answered in a turn.
     pub fn add(&mut self, case: &Case, subject: &str, turn: usize, figures: Vec<Figure>) {
-        let (Some(case), Some(subject)) = (
-            self.cases.iter().position(|known| known == case),
-            self.subjects.iter().position(|(name, _)| name == subject),
-        ) else {
+        let Some((case, subject)) = self.place(case, subject) else {
             return;
         };
         for figure in figures {
             let place = (case, subject, figure.metric);
             self.series.entry(place).or_default().add(turn, figure);
         }
+    }
+
+    /// How far the cores were from each other before that turn and after it.
+    pub fn at_distance(
+        &mut self,
+        case: &Case,
+        subject: &str,
+        turn: usize,
+        around: [Option<u64>; 2],
+    ) {
+        if let Some((case, subject)) = self.place(case, subject) {
+            self.distances.insert((case, subject, turn), around);
+        }
+    }
+
+    fn place(&self, case: &Case, subject: &str) -> Option<(usize, usize)> {
+        Some((
+            self.cases.iter().position(|known| known == case)?,
+            self.subjects.iter().position(|(name, _)| name == subject)?,
+        ))
+    }
+
+    /// How far the cores were from each other, in a sentence.
+    pub fn distances(&self) -> Option<String> {
+        let all = self.distances.values().flatten().flatten();
+        let all: Vec<f64> = all.map(|&ns| ns as f64).collect();
+        let (least, most) = range(&all)?;
+        let is_far = |around: &&[Option<u64>; 2]| around.iter().flatten().any(|&ns| ns > NEAR_NS);
+        let far = self.distances.values().filter(is_far).count();
+        Some(format!(
+            "A cache line went to the other core and back in {least:.0} to {most:.0} ns, median {:.0}; in {far} of {} measurements it took more than \
+             {NEAR_NS} before or after",
+            median(&all)?,
+            self.distances.len()
+        ))
     }
 
     /// What a subject could not answer.
@@ -139,12 +188,22 @@ impl Results {
                     p99: median(&series.p99),
                     p999: median(&series.p999),
                     turns: values.len(),
+                    by_turn: self.by_turn(case, subject, series),
                     samples: series.samples,
                     ratio: self.ratio(case, metric, series, &known),
                     note: series.notes.first().cloned(),
                 })
             };
         self.series.iter().filter_map(line).collect()
+    }
+
+    fn by_turn(&self, case: usize, subject: usize, series: &Series) -> Vec<Turn> {
+        let turn = |(&turn, &value): (&usize, &f64)| Turn {
+            turn,
+            value,
+            around: (self.distances.get(&(case, subject, turn)).copied()).unwrap_or_default(),
+        };
+        series.turns.iter().map(turn).collect()
     }
 
     /// Each turn held against the limit's own of that turn, which the machine's mood has met alike; then the median.
@@ -290,6 +349,31 @@ mod tests {
         assert_eq!(results.lines()[0].ratio, None);
         results.add(&case, "limit-relay", 1, vec![times(&[100])]);
         assert_eq!(results.lines()[0].ratio, None);
+    }
+
+    // One turn near by, one that ended far away, one in which a core could not be had. Expect: each turn's distances beside its value, and the sum of it.
+    #[test]
+    fn turns_know_how_far_the_cores_were() {
+        let case = Case::PingPong { bytes: 64 };
+        let mut results = results();
+        assert_eq!(results.distances(), None);
+        let all = [
+            [Some(50), Some(130)],
+            [Some(140), Some(560)],
+            [None, Some(90)],
+        ];
+        for (turn, around) in all.into_iter().enumerate() {
+            results.add(&case, "portolan", turn, vec![times(&[10])]);
+            results.at_distance(&case, "portolan", turn, around);
+        }
+        let lines = results.lines();
+        let found: Vec<_> = lines[0].by_turn.iter().map(|turn| turn.around).collect();
+        assert_eq!(found, all);
+        let text = results.distances().unwrap();
+        assert!(
+            text.contains("50 to 560 ns, median 130; in 1 of 3"),
+            "{text}"
+        );
     }
 
     #[test]

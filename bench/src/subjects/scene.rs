@@ -76,6 +76,11 @@ impl<'a> Scene<'a> {
         self.cores[side.index()]
     }
 
+    /// Both.
+    pub fn cores(&self) -> [usize; 2] {
+        self.cores
+    }
+
     /// Of the interfaces.
     pub fn mtu(&self) -> u32 {
         self.lab.spec().mtu
