@@ -63,6 +63,12 @@ impl Alarms {
         self.set.iter().map(|&(at, _)| at).min()
     }
 
+    /// Is any set?
+    #[inline]
+    pub(crate) fn any_set(&self) -> bool {
+        !self.set.is_empty()
+    }
+
     /// Takes the earliest that is due. Reads the clock only if any is set.
     pub(crate) fn take_due(&mut self) -> Option<AlarmId> {
         let i = (0..self.set.len()).min_by_key(|&i| self.set[i])?;

@@ -149,7 +149,15 @@ impl OfferBook {
     }
 
     /// A message came: what was said of it, and of those long before it, is over.
+    #[inline]
     pub(crate) fn received(&mut self, entry: &Entry) {
+        if !self.known.is_empty() {
+            self.is_over(entry);
+        }
+    }
+
+    #[cold]
+    fn is_over(&mut self, entry: &Entry) {
         self.known.retain(|(name, _)| {
             let from = (name.from.node.0, name.from.port.0);
             let stream = (from, name.priority.code(), name.epoch);

@@ -283,6 +283,7 @@ impl Port {
         self.way(to, priority)
     }
 
+    #[inline(always)]
     fn way(&mut self, to: Address, priority: Priority) -> Result<Way, SendError> {
         if !to.is_valid() {
             return Err(SendError::BadAddress);
@@ -296,6 +297,7 @@ impl Port {
     }
 
     /// Sends a copy of `bytes`: inside the token if there are at most 80 (48 with [`PortOptions::integrity`]), else through the arena.
+    #[inline]
     pub fn send_bytes(
         &mut self,
         to: impl Into<Address>,
@@ -315,6 +317,7 @@ impl Port {
     }
 
     /// Writes and publishes a send. `bytes` is what was copied, if anything was: into the slot without a buffer, else into it.
+    #[inline(always)]
     fn push_send(
         &mut self,
         way: Way,
@@ -332,6 +335,7 @@ impl Port {
     }
 
     /// As [`Self::push_send`], of bytes as they are to travel.
+    #[inline(always)]
     pub(crate) fn publish(
         &mut self,
         way: Way,
@@ -366,13 +370,16 @@ impl Port {
             priority: options.priority,
             tag: options.tag,
         };
-        self.push_token(slot, &token, inline, Use::Send(send));
+        self.write_token(slot, &token, inline);
+        self.send_book.fill_send(slot, self.sends.next(), send);
+        self.hand_over(slot);
         SendHandle {
             slot: slot.slot,
             generation: slot.generation,
         }
     }
 
+    /// Writes and publishes what is no message of the application.
     pub(crate) fn push_token(
         &mut self,
         slot: TokenRef,
@@ -380,10 +387,21 @@ impl Port {
         inline: &[u8],
         used: Use,
     ) {
+        self.write_token(slot, token, inline);
+        self.send_book.fill(slot, self.sends.next(), used);
+        self.hand_over(slot);
+    }
+
+    #[inline(always)]
+    fn write_token(&self, slot: TokenRef, token: &SendToken, inline: &[u8]) {
         let words: &[AtomicU64; SEND_SLOT_WORDS] =
             &self.memory.client().send_slots()[slot.slot as usize];
         token.store(words, inline);
-        self.send_book.fill(slot, self.sends.next(), used);
+    }
+
+    /// Publishes a token that is written and in the book.
+    #[inline(always)]
+    fn hand_over(&mut self, slot: TokenRef) {
         // There is room: as many entries as slots, and the slot was free.
         let ring = self.memory.send_ring();
         self.sends.stage(ring, &[slot.encode()]);

@@ -30,20 +30,50 @@ impl Default for MoreEnded {
     }
 }
 
+/// What the ring says next, before it is an event. That is big, and its bytes are made where the application gets them: moved from function to
+/// function, they are read in other pieces than they were just written in, and a processor waits for that.
+enum Said {
+    /// The send with this token ended.
+    Ended(TokenRef, Status),
+    /// A message lies in the buffer that this entry names.
+    Received(Entry, Priority),
+    /// Anything else.
+    Else(Event),
+}
+
 impl Port {
     /// The next event, if one is there. Makes no system call (but the first after [`Self::prepare_wait`], which silences the doorbell).
     ///
     /// When the port has been closed, by the daemon for instance, every send still under way is first received as perhaps delivered;
     /// then comes the error.
+    #[inline]
     pub fn receive(&mut self) -> Result<Option<Event>, PortError> {
-        match self.backlog.pop_front() {
-            Some(event) => Ok(Some(event)),
-            None => self.poll(),
+        if self.backlog.is_empty() {
+            return self.poll();
         }
+        Ok(self.backlog.pop_front())
     }
 
     /// The next event that is not in the backlog.
+    #[inline(always)]
     pub(crate) fn poll(&mut self) -> Result<Option<Event>, PortError> {
+        if self.armed
+            || self.life != Life::Open
+            || self.integrity.is_some()
+            || self.alarms.any_set()
+            || self.memory.forked()
+        {
+            return self.poll_all();
+        }
+        match self.look() {
+            Some(said) => self.event(said),
+            None => self.poll_rest(),
+        }
+    }
+
+    /// The same where there is more to look at than the ring.
+    #[cold]
+    fn poll_all(&mut self) -> Result<Option<Event>, PortError> {
         if self.memory.forked() {
             return Err(PortError::Forked);
         }
@@ -71,11 +101,25 @@ impl Port {
         if let Some(report) = self.next_report() {
             return Ok(Some(report));
         }
+        self.poll_rest()
+    }
+
+    /// What there is when the ring says nothing: faults recovered, the port's end.
+    #[inline]
+    fn poll_rest(&mut self) -> Result<Option<Event>, PortError> {
         let header = self.memory.engine().header();
         // SYNC(inventory): after the count, what the engine found.
         let faults = header.faults_recovered.load(Ordering::Acquire);
         // SYNC(port-state): after CLOSED, every event that will ever come is in the ring.
         let word = header.state.load(Ordering::Acquire);
+        if faults == self.faults_seen && word as u32 != state::CLOSED {
+            return Ok(None);
+        }
+        self.poll_last(faults, word)
+    }
+
+    #[cold]
+    fn poll_last(&mut self, faults: u32, word: u64) -> Result<Option<Event>, PortError> {
         if faults != self.faults_seen {
             if let Some(event) = self.next_after_fault(faults) {
                 return Ok(Some(event));
@@ -96,11 +140,18 @@ impl Port {
         self.next_ending(error).map(Some)
     }
 
-    /// What the event ring says next that concerns the application.
+    /// What the event ring says next that concerns the application, as an event.
+    #[cold]
     pub(crate) fn poll_ring(&mut self) -> Option<Event> {
-        let event = self.next_ended();
-        if event.is_some() {
-            return event;
+        let said = self.look()?;
+        self.event(said).ok().flatten()
+    }
+
+    /// What the event ring says next that concerns the application.
+    #[inline(always)]
+    fn look(&mut self) -> Option<Said> {
+        if let Some(said) = self.next_ended() {
+            return Some(said);
         }
         let mut waiting = match self.received.available(self.memory.event_ring()) {
             Ok(waiting) => waiting,
@@ -119,9 +170,9 @@ impl Port {
             self.received.release(ring);
             match Entry::decode(&words) {
                 Some(entry) => {
-                    let event = self.believe(&entry, &words);
-                    if event.is_some() {
-                        return event;
+                    let said = self.believe(&entry, &words);
+                    if said.is_some() {
+                        return said;
                     }
                 }
                 None => self.anomalies += 1,
@@ -131,51 +182,33 @@ impl Port {
     }
 
     /// The next end that an event told of beside others.
-    #[inline]
-    fn next_ended(&mut self) -> Option<Event> {
+    #[inline(always)]
+    fn next_ended(&mut self) -> Option<Said> {
         while let Some(token) = self.more_ended.tokens.next() {
-            let event = self.ended(token, self.more_ended.status);
-            if event.is_some() {
-                return event;
+            let said = self.ends(token, self.more_ended.status);
+            if said.is_some() {
+                return said;
             }
         }
         None
     }
 
     /// What an entry means, if it agrees with our books.
-    fn believe(&mut self, entry: &Entry, words: &[u64; EVENT_WORDS]) -> Option<Event> {
+    #[inline(always)]
+    fn believe(&mut self, entry: &Entry, words: &[u64; EVENT_WORDS]) -> Option<Said> {
         match entry.kind {
             EventKind::Received => {
-                let priority = Priority::from_code(entry.priority);
-                let buffer = match priority {
-                    Some(_) if entry.total >= entry.len => {
-                        self.receive_book
-                            .end(entry.slot, entry.generation, entry.len)
-                    }
-                    _ => None,
-                };
-                let (Some(priority), Some((buffer, provided))) = (priority, buffer) else {
+                let is_ours = entry.total >= entry.len
+                    && (self.receive_book).holds(entry.slot, entry.generation, entry.len);
+                let (Some(priority), true) = (Priority::from_code(entry.priority), is_ours) else {
                     self.anomalies += 1;
                     return None;
                 };
                 if self.integrity.is_some() {
-                    let event = self.judge(entry, priority, buffer, provided);
-                    self.offers.received(entry);
-                    return event;
+                    return self.judged(entry, priority);
                 }
                 self.offers.received(entry);
-                Some(Event::Received(Message {
-                    buffer,
-                    len: entry.len as usize,
-                    total: entry.total as usize,
-                    from: Address {
-                        node: NodeId(entry.node),
-                        port: PortId(entry.port),
-                    },
-                    priority,
-                    tag: entry.tag,
-                    verified: false,
-                }))
+                Some(Said::Received(*entry, priority))
             }
             EventKind::Sent(outcome) => {
                 let status = Status::from_outcome(outcome);
@@ -187,36 +220,91 @@ impl Port {
                     slot: entry.slot,
                     generation: entry.generation,
                 };
-                self.ended(first, status).or_else(|| self.next_ended())
+                self.ends(first, status).or_else(|| self.next_ended())
             }
-            EventKind::Offered(offered) => self.offered(entry, &offered),
+            EventKind::Offered(offered) => self.offered(entry, &offered).map(Said::Else),
         }
     }
 
-    /// A send slot's use is over.
+    /// A message came, with integrity on.
+    #[cold]
+    fn judged(&mut self, entry: &Entry, priority: Priority) -> Option<Said> {
+        let slot = (entry.slot, entry.generation);
+        let (buffer, provided) = self.receive_book.end(slot.0, slot.1, entry.len)?;
+        let event = self.judge(entry, priority, buffer, provided);
+        self.offers.received(entry);
+        event.map(Said::Else)
+    }
+
+    /// A slot's use is over: a message's, or something that does not concern the application.
+    #[inline(always)]
+    fn ends(&mut self, token: TokenRef, status: Status) -> Option<Said> {
+        if self.integrity.is_none() && self.send_book.sends(token) {
+            return Some(Said::Ended(token, status));
+        }
+        self.ended(token, status).map(Said::Else)
+    }
+
+    /// A slot's use is over.
+    #[cold]
     pub(crate) fn ended(&mut self, token: TokenRef, status: Status) -> Option<Event> {
         let TokenRef { slot, generation } = token;
-        let ended = self.send_book.end(slot, generation);
-        // A slot may be free.
-        self.send_answers();
-        match ended {
-            Some(Use::Send(mut send)) => {
+        let event = match self.send_book.end(slot, generation) {
+            Some((Use::Send, send)) => {
                 if let Some(book) = &mut self.integrity {
-                    book.uncover(slot, &mut send);
+                    book.uncover(slot, send);
                     book.ended(slot, status);
                 }
                 let handle = SendHandle { slot, generation };
                 Some(Event::Sent(send.end(handle, status)))
             }
-            Some(Use::Note) => {
+            Some((Use::Note, _)) => {
                 self.note_ended(token, status);
                 None
             }
-            Some(Use::Command | Use::Answer) => None,
-            Some(Use::Free) | None => {
+            Some((Use::Command | Use::Answer, _)) => None,
+            Some((Use::Free, _)) | None => {
                 self.anomalies += 1;
                 None
             }
+        };
+        // A slot may be free.
+        self.send_answers();
+        event
+    }
+
+    /// What was said, as it is handed out. There is an event: our books were asked. Answers that wait for a slot do not wait for a message's, of which
+    /// there are always enough, but for another answer's or a command's.
+    #[inline(always)]
+    fn event(&mut self, said: Said) -> Result<Option<Event>, PortError> {
+        match said {
+            Said::Ended(token, status) => {
+                let TokenRef { slot, generation } = token;
+                let Some((_, send)) = self.send_book.end(slot, generation) else {
+                    return Ok(None);
+                };
+                let handle = SendHandle { slot, generation };
+                Ok(Some(Event::Sent(send.end(handle, status))))
+            }
+            Said::Received(entry, priority) => {
+                let slot = (entry.slot, entry.generation);
+                let Some((buffer, _)) = self.receive_book.end(slot.0, slot.1, entry.len) else {
+                    return Ok(None);
+                };
+                Ok(Some(Event::Received(Message {
+                    buffer,
+                    len: entry.len as usize,
+                    total: entry.total as usize,
+                    from: Address {
+                        node: NodeId(entry.node),
+                        port: PortId(entry.port),
+                    },
+                    priority,
+                    tag: entry.tag,
+                    verified: false,
+                })))
+            }
+            Said::Else(event) => Ok(Some(event)),
         }
     }
 
@@ -229,12 +317,12 @@ impl Port {
         } else {
             Reason::DaemonGone
         };
-        if let Some((handle, mut send)) = self.send_book.end_any() {
+        if let Some((handle, send)) = self.send_book.end_any() {
             if !engine_let_go && let Some(buffer) = send.buffer.take() {
                 buffer.abandon();
             }
             if let Some(book) = &self.integrity {
-                book.uncover(handle.slot, &mut send);
+                book.uncover(handle.slot, send);
             }
             return Ok(Event::Sent(
                 send.end(handle, Status::MaybeDelivered(reason)),

@@ -20,21 +20,35 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    #[inline]
-    pub(crate) fn end(self, handle: SendHandle, status: Status) -> Sent {
+    fn none() -> Self {
+        Self {
+            buffer: None,
+            copied: false,
+            to: Address::from((0, 0)),
+            priority: Priority::Low,
+            tag: 0,
+        }
+    }
+
+    /// How it ended. Field by field: what is copied as a whole is read in other pieces than it was written in.
+    #[inline(always)]
+    pub(crate) fn end(&mut self, handle: SendHandle, status: Status) -> Sent {
+        if self.copied {
+            self.buffer = None;
+        }
         Sent {
             handle,
             status,
             to: self.to,
             priority: self.priority,
             tag: self.tag,
-            buffer: self.buffer.filter(|_| !self.copied),
+            buffer: self.buffer.take(),
         }
     }
 }
 
 /// What a send slot is used for.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     /// Nothing.
     Free,
@@ -45,7 +59,7 @@ pub(crate) enum Use {
     /// A note of the library to another ([`crate::integrity`]).
     Note,
     /// A message.
-    Send(InFlight),
+    Send,
 }
 
 #[derive(Debug)]
@@ -54,6 +68,8 @@ struct SendSlot {
     /// The send ring's index it was given at.
     given_at: u32,
     used: Use,
+    /// Of a message.
+    send: InFlight,
 }
 
 /// Send slots.
@@ -77,6 +93,7 @@ impl SendBook {
                     generation: 0,
                     given_at: 0,
                     used: Use::Free,
+                    send: InFlight::none(),
                 })
                 .collect(),
             free: (0..slots).rev().collect(),
@@ -103,6 +120,7 @@ impl SendBook {
     }
 
     /// A free slot for a message, or for a command. The slot is used only after [`Self::fill`].
+    #[inline]
     pub(crate) fn next(&mut self, command: bool) -> Option<TokenRef> {
         if !command && self.out >= self.limit {
             return None;
@@ -115,26 +133,46 @@ impl SendBook {
         })
     }
 
-    /// Uses the slot that [`Self::next`] named; `given_at` is the index it gets in the send ring.
+    /// Uses the slot that [`Self::next`] named, but not for a message; `given_at` is the index it gets in the send ring.
     pub(crate) fn fill(&mut self, token: TokenRef, given_at: u32, used: Use) {
-        self.free.pop();
-        match used {
-            Use::Send(_) => self.out += 1,
-            Use::Answer => self.answers += 1,
-            Use::Command | Use::Note | Use::Free => {}
+        self.answers += u32::from(used == Use::Answer);
+        self.begin(token, given_at, used);
+    }
+
+    /// The same for a message.
+    #[inline(always)]
+    pub(crate) fn fill_send(&mut self, token: TokenRef, given_at: u32, send: InFlight) {
+        self.out += 1;
+        let InFlight {
+            buffer,
+            copied,
+            to,
+            priority,
+            tag,
+        } = send;
+        let own = &mut self.begin(token, given_at, Use::Send).send;
+        // Field by field, as in [`InFlight::end`].
+        (own.copied, own.to, own.priority, own.tag) = (copied, to, priority, tag);
+        // What a slot held was taken at its end.
+        if buffer.is_some() {
+            own.buffer = buffer;
         }
+    }
+
+    #[inline(always)]
+    fn begin(&mut self, token: TokenRef, given_at: u32, used: Use) -> &mut SendSlot {
+        self.free.pop();
         let state = &mut self.slots[token.slot as usize];
         state.generation = token.generation;
         state.given_at = given_at;
         state.used = used;
+        state
     }
 
     /// A slot in use that an engine has had since before `given_until` and does not hold.
     pub(crate) fn lost(&self, given_until: u32, held: impl Fn(u32) -> bool) -> Option<TokenRef> {
         let is_lost = |(slot, state): &(u32, &SendSlot)| {
-            !matches!(state.used, Use::Free)
-                && is_before(state.given_at, given_until)
-                && !held(*slot)
+            state.used != Use::Free && is_before(state.given_at, given_until) && !held(*slot)
         };
         let (slot, state) = (0..).zip(&self.slots).find(is_lost)?;
         Some(TokenRef {
@@ -145,42 +183,38 @@ impl SendBook {
 
     /// Is this send still under way?
     pub(crate) fn holds(&self, handle: SendHandle) -> bool {
-        self.slots
-            .get(handle.slot as usize)
-            .is_some_and(|s| s.generation == handle.generation && matches!(s.used, Use::Send(_)))
+        let SendHandle { slot, generation } = handle;
+        self.sends(TokenRef { slot, generation })
     }
 
-    /// Ends the use of a slot, if slot and generation name one.
+    /// Is a message under way with this token?
     #[inline]
-    pub(crate) fn end(&mut self, slot: u32, generation: u32) -> Option<Use> {
+    pub(crate) fn sends(&self, token: TokenRef) -> bool {
+        let state = self.slots.get(token.slot as usize);
+        state.is_some_and(|s| s.generation == token.generation && s.used == Use::Send)
+    }
+
+    /// Ends the use of a slot, if slot and generation name one. What it sent, if it did, is there until the slot is used again.
+    #[inline(always)]
+    pub(crate) fn end(&mut self, slot: u32, generation: u32) -> Option<(Use, &mut InFlight)> {
         let state = self.slots.get_mut(slot as usize)?;
-        if state.generation != generation || matches!(state.used, Use::Free) {
+        let used = state.used;
+        if state.generation != generation || used == Use::Free {
             return None;
         }
-        let used = std::mem::replace(&mut state.used, Use::Free);
-        match used {
-            Use::Send(_) => self.out -= 1,
-            Use::Answer => self.answers -= 1,
-            Use::Command | Use::Note | Use::Free => {}
-        }
+        state.used = Use::Free;
+        self.out -= u32::from(used == Use::Send);
+        self.answers -= u32::from(used == Use::Answer);
         self.free.push(slot);
-        Some(used)
+        Some((used, &mut state.send))
     }
 
     /// Ends any message that is under way, for a port that is no more.
-    pub(crate) fn end_any(&mut self) -> Option<(SendHandle, InFlight)> {
-        let i = self
-            .slots
-            .iter()
-            .position(|s| matches!(s.used, Use::Send(_)))?;
-        let handle = SendHandle {
-            slot: i as u32,
-            generation: self.slots[i].generation,
-        };
-        match self.end(handle.slot, handle.generation)? {
-            Use::Send(send) => Some((handle, send)),
-            Use::Free | Use::Command | Use::Answer | Use::Note => None,
-        }
+    pub(crate) fn end_any(&mut self) -> Option<(SendHandle, &mut InFlight)> {
+        let slot = self.slots.iter().position(|s| s.used == Use::Send)?;
+        let (slot, generation) = (slot as u32, self.slots[slot].generation);
+        let (_, send) = self.end(slot, generation)?;
+        Some((SendHandle { slot, generation }, send))
     }
 }
 
@@ -254,18 +288,27 @@ impl ReceiveBook {
         state.buffer = Some(buffer);
     }
 
+    /// Do slot and generation name a buffer that holds `len` bytes?
+    #[inline]
+    pub(crate) fn holds(&self, slot: u32, generation: u32, len: u32) -> bool {
+        let state = self.slots.get(slot as usize);
+        let buffer = state.filter(|s| s.generation == generation);
+        buffer.is_some_and(|s| s.buffer.as_ref().is_some_and(|b| b.token_len() >= len))
+    }
+
     /// The buffer a message of `len` bytes came in, if slot and generation name one that holds as much, and the priority it was
     /// provided at.
+    #[inline]
     pub(crate) fn end(
         &mut self,
         slot: u32,
         generation: u32,
         len: u32,
     ) -> Option<(Buffer, Priority)> {
-        let state = self.slots.get_mut(slot as usize)?;
-        if state.generation != generation || state.buffer.as_ref()?.token_len() < len {
+        if !self.holds(slot, generation, len) {
             return None;
         }
+        let state = self.slots.get_mut(slot as usize)?;
         self.free.push(slot);
         Some((state.buffer.take()?, state.priority))
     }
@@ -304,22 +347,12 @@ fn next_generation(generation: u32) -> u32 {
 mod tests {
     use super::*;
 
-    fn send() -> Use {
-        Use::Send(InFlight {
-            buffer: None,
-            copied: false,
-            to: (1, 1).into(),
-            priority: Priority::Low,
-            tag: 0,
-        })
-    }
-
     // All tokens out. Expect: no slot for a message, one for a command; a stale or foreign name ends nothing, the right one once.
     #[test]
     fn books_only_believe_names_they_gave() {
         let mut book = SendBook::new(2, 1, 0);
         let token = book.next(false).unwrap();
-        book.fill(token, 0, send());
+        book.fill_send(token, 0, InFlight::none());
         assert_eq!((book.out(), book.available()), (1, 0));
         assert!(book.next(false).is_none());
         let command = book.next(true).unwrap();
@@ -329,10 +362,8 @@ mod tests {
         assert!(book.end(token.slot, token.generation + 1).is_none());
         assert!(book.end(token.slot, token.generation).is_some());
         assert!(book.end(token.slot, token.generation).is_none());
-        assert!(matches!(
-            book.end(command.slot, command.generation),
-            Some(Use::Command)
-        ));
+        let ended = book.end(command.slot, command.generation);
+        assert_eq!(ended.map(|(used, _)| used), Some(Use::Command));
         assert_eq!((book.out(), book.available()), (0, 1));
     }
 

@@ -236,6 +236,7 @@ impl TokenRef {
 
 impl SendToken {
     /// The header words of a slot.
+    #[inline]
     pub fn encode(&self) -> [u64; SEND_HEADER_WORDS] {
         [
             u64::from(self.generation) << 32
@@ -251,6 +252,7 @@ impl SendToken {
     }
 
     /// Writes the token, and its payload if that is inline (at most [`INLINE_BYTES`]), into a slot.
+    #[inline]
     pub fn store(&self, slot: &[AtomicU64; SEND_SLOT_WORDS], inline: &[u8]) {
         for (word, value) in slot.iter().zip(self.encode()) {
             word.store(value, Ordering::Relaxed);
