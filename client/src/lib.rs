@@ -66,6 +66,7 @@ mod after_fault;
 mod alarm;
 mod arena;
 pub mod capture;
+mod command;
 mod control;
 mod error;
 mod event;
