@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use portolan_abi::port::Inventory;
 
+use crate::error::PortError;
 use crate::event::Event;
 use crate::port::Port;
 use crate::status::{Reason, Status};
@@ -20,21 +21,21 @@ use crate::tokens::is_before;
 impl Port {
     /// What is to be received before the takeover that `faults` counts is over: events that were published before it, then the ends of
     /// sends that were lost.
-    pub(crate) fn next_after_fault(&mut self, faults: u32) -> Option<Event> {
-        if let Some(event) = self.poll_ring() {
-            return Some(event);
+    pub(crate) fn next_after_fault(&mut self, faults: u32) -> Result<Option<Event>, PortError> {
+        if let Some(event) = self.poll_ring()? {
+            return Ok(Some(event));
         }
-        let found = Found::read(&self.memory.engine().header().inventory, faults)?;
-        if is_before(self.received.next(), found.events) {
-            return None;
-        }
+        let found = Found::read(&self.memory.engine().header().inventory, faults);
+        let Some(found) = found.filter(|f| !is_before(self.received.next(), f.events)) else {
+            return Ok(None);
+        };
         let has = |slot| has(&found.receives_held, slot);
         while let Some((buffer, priority)) = self.receive_book.end_lost(found.provides, has) {
             self.anomalies += 1;
             // Refused only if the port is gone; then the buffer goes back to the arena.
             let _ = self.provide_receive_buffer(buffer, priority);
         }
-        self.next_lost_send(&found)
+        Ok(self.next_lost_send(&found))
     }
 
     fn next_lost_send(&mut self, found: &Found) -> Option<Event> {

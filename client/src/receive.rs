@@ -91,7 +91,7 @@ impl Port {
         if let Some(id) = self.alarms.take_due() {
             return Ok(Some(Event::Alarm(id)));
         }
-        let event = self.poll_ring();
+        let event = self.poll_ring()?;
         if self.integrity.is_some() {
             self.look_after(event.is_none());
         }
@@ -121,7 +121,7 @@ impl Port {
     #[cold]
     fn poll_last(&mut self, faults: u32, word: u64) -> Result<Option<Event>, PortError> {
         if faults != self.faults_seen {
-            if let Some(event) = self.next_after_fault(faults) {
+            if let Some(event) = self.next_after_fault(faults)? {
                 return Ok(Some(event));
             }
             self.faults_seen = faults;
@@ -132,7 +132,7 @@ impl Port {
         if word as u32 != state::CLOSED {
             return Ok(None);
         }
-        if let Some(event) = self.poll_ring() {
+        if let Some(event) = self.poll_ring()? {
             return Ok(Some(event));
         }
         let error = PortError::Closed(close_reason(word));
@@ -142,9 +142,11 @@ impl Port {
 
     /// What the event ring says next that concerns the application, as an event.
     #[cold]
-    pub(crate) fn poll_ring(&mut self) -> Option<Event> {
-        let said = self.look()?;
-        self.event(said).ok().flatten()
+    pub(crate) fn poll_ring(&mut self) -> Result<Option<Event>, PortError> {
+        match self.look() {
+            Some(said) => self.event(said),
+            None => Ok(None),
+        }
     }
 
     /// What the event ring says next that concerns the application.
@@ -229,8 +231,8 @@ impl Port {
     /// A message came, with integrity on.
     #[cold]
     fn judged(&mut self, entry: &Entry, priority: Priority) -> Option<Said> {
-        let slot = (entry.slot, entry.generation);
-        let (buffer, provided) = self.receive_book.end(slot.0, slot.1, entry.len)?;
+        let ended = (self.receive_book).end(entry.slot, entry.generation, entry.len);
+        let (buffer, provided) = ended?;
         let event = self.judge(entry, priority, buffer, provided);
         self.offers.received(entry);
         event.map(Said::Else)
@@ -273,7 +275,7 @@ impl Port {
         event
     }
 
-    /// What was said, as it is handed out. There is an event: our books were asked. Answers that wait for a slot do not wait for a message's, of which
+    /// What was said, as it is handed out: as [`Self::poll`] returns it, so that it is not moved again. There is an event: our books were asked. Answers that wait for a slot do not wait for a message's, of which
     /// there are always enough, but for another answer's or a command's.
     #[inline(always)]
     fn event(&mut self, said: Said) -> Result<Option<Event>, PortError> {
@@ -287,8 +289,8 @@ impl Port {
                 Ok(Some(Event::Sent(send.end(handle, status))))
             }
             Said::Received(entry, priority) => {
-                let slot = (entry.slot, entry.generation);
-                let Some((buffer, _)) = self.receive_book.end(slot.0, slot.1, entry.len) else {
+                let ended = (self.receive_book).end(entry.slot, entry.generation, entry.len);
+                let Some((buffer, _)) = ended else {
                     return Ok(None);
                 };
                 Ok(Some(Event::Received(Message {
