@@ -25,7 +25,7 @@ local portolan = Proto("portolan", "Portolan")
 local ETHERTYPE, MAGIC, VERSION = 0x88B5, 0x504C, 1
 local HEADER_LEN, CRC_AT = 48, 44
 local FRAME_MAX, PADDED_MAX, PORTS, NAME_MAX, RANGES_MAX, WORDS_MAX = 65535, 64, 256, 64, 8, 4
-local PAYLOAD, START, HIGH = 1, 2, 4
+local PAYLOAD, START, HIGH, TAG = 1, 2, 4, 64
 local EXACT = 2
 
 local REASONS = {
@@ -46,7 +46,7 @@ local CUT = "cut"
 
 local KIND_NAMES = {
     "HELLO", "HELLO-ACK", "RESET", "EAGER", "RTS", "DATA", "CTS", "MSGEND", "ACK", "NACK", "READY", "PROBE", "MSGDROP",
-    "DROP-CONFIRM", "NULL", "NULL-ACK", "PORT-CLOSED", "CLOSE", "CLOSED", "REFUSED", "RESUME", "PATH-PROBE", "PATH-ACK",
+    "DROP-CONFIRM", "NULL", "NULL-ACK", "PORT-CLOSED", "CLOSE", "CLOSED", "REFUSED", "RESUME", "PATH-PROBE", "PATH-ACK", "NEXT",
 }
 local RESET_REASONS = { "incarnation", "cluster", "version", "policy" }
 local RESET_DETAILS = { [0] = "none", "recovery", "ack_rule" }
@@ -97,10 +97,10 @@ field(ProtoField.string, "malformed", "Malformed")
 field(ProtoField.none, "chunk", "Chunk")
 field(u8, "chunk.kind", "Kind", base.DEC, KIND_NAMES)
 field(u8, "chunk.flags", "Flags", base.HEX)
-for bit, name in ipairs { "PAYLOAD", "START", "HIGH", "ACK-NOW", "ACK-LAZY", "UNASKED" } do
+for bit, name in ipairs { "PAYLOAD", "START", "HIGH", "ACK-NOW", "ACK-LAZY", "UNASKED", "TAG" } do
     field(ProtoField.bool, "chunk." .. name:lower():gsub("-", "_"), name, 8, nil, 2 ^ (bit - 1))
 end
-field(u8, "chunk.reserved", "Reserved", base.HEX, nil, 0xc0)
+field(u8, "chunk.reserved", "Reserved", base.HEX, nil, 0x80)
 field(u16, "chunk.length", "Chunk header", base.UNIT_STRING, BYTES_UNIT)
 field(u16, "payload.length", "Payload length", base.UNIT_STRING, BYTES_UNIT)
 field(u32, "payload.crc", "Payload CRC32C", base.HEX)
@@ -137,6 +137,8 @@ field(u8, "hello.ack_rule", "Acknowledgement rule", base.DEC, ACK_RULES)
 field(u8, "hello.order", "Order of commits", base.DEC, ORDERS)
 field(u8, "hello.unasked", "Taken unasked of a long message (units of 256 bytes)", base.DEC)
 field(ProtoField.string, "hello.name", "Node's name")
+field(u32, "hello.features", "Features", base.HEX)
+field(ProtoField.bool, "hello.features.next", "NEXT: it reads NEXT", 32, nil, 1)
 
 -- Found by comparing frames.
 field(ProtoField.string, "stream", "Stream")
@@ -193,6 +195,7 @@ local KINDS = {
     RESET = { layout = { "reset.src_incarnation", 4, "reset.dst_incarnation", 4, "reset.reason", 1, "reset.detail", 1, "reserved", 2 },
         refuses = true },
     EAGER = { layout = stream("number", 4, "tag", 8), forward = true, payload = true, start = true },
+    NEXT = { layout = {}, forward = true, payload = true },
     RTS = { layout = stream("number", 4, "tag", 8, "total", 4), forward = true, payload = true, start = true },
     DATA = { layout = stream("number", 4, "offset", 4), forward = true, payload = true },
     CTS = { layout = stream("number", 4, "granted", 4, "missing.count", 1, "reserved", 3) },
@@ -327,9 +330,31 @@ function CHECKS.HELLO(chunk, raw)
     if not is_utf8(chunk.name) then return false end
     chunk.name_at, chunk.pos = chunk.pos, chunk.pos + len
     local padding = math.min(-len % 4, chunk.stop - chunk.pos)
-    return padding == 0 or take(chunk, raw, "padding", padding)
+    if padding > 0 then take(chunk, raw, "padding", padding) end
+    chunk.features_at = chunk.pos
+    if not take(chunk, raw, "hello.features", 4) then chunk.features_at = nil end
+    return true
 end
 CHECKS["HELLO-ACK"] = CHECKS.HELLO
+
+-- An EAGER behind the one in front of it, with which it has the rest in common.
+function CHECKS.NEXT(chunk, raw)
+    local before = chunk.before
+    if not before then return false end
+    chunk.tag_at = before.tag_at
+    if band(chunk.flags, TAG) ~= 0 then
+        chunk.tag_at = chunk.pos
+        if not take(chunk, raw, "tag", 8) then return false end
+    end
+    chunk.sender_port, chunk.receiver_port, chunk.stream_epoch = before.sender_port, before.receiver_port, before.stream_epoch
+    chunk.number, chunk.high = (before.number + 1) % 2 ^ 32, before.high
+    return true
+end
+
+function CHECKS.EAGER(chunk)
+    chunk.tag_at = chunk.pos - 8
+    return true
+end
 
 function CHECKS.RTS(chunk) return chunk["payload.length"] <= chunk.total end
 
@@ -376,14 +401,16 @@ local function read_fields(chunk, raw)
     return not kind.start or band(chunk.flags, START) == 0 or take(chunk, raw, "start", 4)
 end
 
--- The chunk at `at` in a header area that ends at `area`: the chunk as far as it can be read, and what is wrong with it.
-local function read_chunk(raw, at, area)
+-- The chunk at `at` in a header area that ends at `area`: the chunk as far as it can be read, and what is wrong with it. `before` is the
+-- message directly in front of it, if there is one.
+local function read_chunk(raw, at, area, before)
     if at + 4 > area then return nil, "chunk_length" end
     if at + 4 > #raw then return nil, CUT end
     local number, flags = byte(raw, at + 1, at + 2)
     local length = uint(raw, at + 2, 2)
     local name = KIND_NAMES[number]
     local chunk = { at = at, length = length, kind = name and KINDS[name], kind_number = number, flags = flags, items = {} }
+    chunk.high, chunk.before = band(flags, HIGH) ~= 0, before
     if length < 4 or length % 4 ~= 0 or at + length > area then return chunk, "chunk_length" end
     chunk.pos, chunk.stop = at + 4, at + length
     if chunk.stop > #raw then return chunk, CUT end
@@ -395,14 +422,15 @@ end
 
 -- All chunks, as far as they can be read, and what is wrong with the first that cannot.
 local function read_chunks(frame, raw)
-    local at = HEADER_LEN
+    local at, before = HEADER_LEN, nil
     for i = 1, frame.chunk_count do
-        local chunk, wrong = read_chunk(raw, at, frame.header_len)
+        local chunk, wrong = read_chunk(raw, at, frame.header_len, before)
         frame.chunks[i] = chunk
         if wrong then
             if chunk then chunk.wrong = wrong end
             return wrong
         end
+        before = chunk.tag_at and chunk
         at = at + chunk.length
     end
     if at ~= frame.header_len then return "chunk_count" end
@@ -533,8 +561,7 @@ local function stream_of(frame, chunk)
     local s, r = frame.src_node, frame.dst_node
     local incarnation = frame.src_incarnation
     if not chunk.kind.forward then s, r, incarnation = r, s, frame.dst_incarnation end
-    local high = band(chunk.flags, HIGH) ~= 0
-    local label = format("%d:%d → %d:%d%s epoch %d", s, chunk.sender_port, r, chunk.receiver_port, high and " high" or "",
+    local label = format("%d:%d → %d:%d%s epoch %d", s, chunk.sender_port, r, chunk.receiver_port, chunk.high and " high" or "",
         chunk.stream_epoch)
     local name = label .. format(" %08x", incarnation)
     local found = known.streams[name]
@@ -631,7 +658,7 @@ local function first_chunk(stream, chunk, link)
     ask(stream.asked, chunk.number, link)
     link.asked_before = nil -- that it was sent before says it already
 end
-ON.EAGER, ON.RTS = first_chunk, first_chunk
+ON.EAGER, ON.NEXT, ON.RTS = first_chunk, first_chunk, first_chunk
 
 function ON.DATA(stream, chunk, link)
     local message = message_of(stream, chunk.number)
@@ -792,6 +819,7 @@ function SAYS.RESET(c)
     return c["reset.detail"] == 0 and reason or reason .. " " .. name_of(RESET_DETAILS, c["reset.detail"])
 end
 function SAYS.EAGER(c) return format("#%d %d B", c.number, c["payload.length"]) end
+SAYS.NEXT = SAYS.EAGER
 function SAYS.RTS(c) return format("#%d %d B, the first %d", c.number, c.total, c["payload.length"]) end
 function SAYS.DATA(c) return format("#%d %d to %d", c.number, c.offset, c.offset + c["payload.length"]) end
 function SAYS.CTS(c)
@@ -915,7 +943,7 @@ local function show_payload(tree, frame, chunk, i, raw)
 end
 
 local HEADER_FLAGS = { "flags.crowded", "flags.return_credit", "flags.reserved" }
-local CHUNK_FLAGS = { "chunk.payload", "chunk.start", "chunk.high", "chunk.ack_now", "chunk.ack_lazy", "chunk.unasked", "chunk.reserved" }
+local CHUNK_FLAGS = { "chunk.payload", "chunk.start", "chunk.high", "chunk.ack_now", "chunk.ack_lazy", "chunk.unasked", "chunk.tag", "chunk.reserved" }
 
 local function put_flags(tree, name, at, len, bits)
     local item, range = put(tree, F[name], at, len), shown.tvb(at, len)
@@ -936,6 +964,14 @@ local function numbers_text(base, bits)
     return table.concat(parts, ", ")
 end
 
+-- What NEXT has in common with the message in front of it, where it is.
+local function show_common(tree, chunk)
+    for _, name in ipairs { "sender_port", "receiver_port", "stream_epoch", "number" } do put_found(tree, name, chunk[name]) end
+    if band(chunk.flags, TAG) == 0 and is_looked_at(tree, F.tag) then
+        tree:add(F.tag, shown.tvb(chunk.tag_at, 8)):set_generated()
+    end
+end
+
 local function show_fields(tree, chunk, raw)
     put(tree, F["chunk.kind"], chunk.at, 1)
     put_flags(tree, "chunk.flags", chunk.at + 1, 1, CHUNK_FLAGS)
@@ -943,6 +979,10 @@ local function show_fields(tree, chunk, raw)
     local items = chunk.items
     for n = 1, #items, 3 do put(tree, items[n], items[n + 1], items[n + 2]) end
     if chunk.name and #chunk.name > 0 then put(tree, F["hello.name"], chunk.name_at, #chunk.name, chunk.name) end
+    if chunk.features_at and is_looked_at(tree, F["hello.features.next"]) then
+        tree:add(F["hello.features.next"], shown.tvb(chunk.features_at, 4))
+    end
+    if chunk.kind == KINDS.NEXT and not chunk.wrong then show_common(tree, chunk) end
     if chunk.receiver_port and not chunk.wrong then
         put_hidden(tree, "port", chunk.sender_port)
         put_hidden(tree, "port", chunk.receiver_port)

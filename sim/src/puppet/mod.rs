@@ -123,6 +123,10 @@ pub struct Puppet {
     pub credit: u32,
     /// First bytes of a long message that the puppet takes without a grant, in units of 256.
     pub unasked: u8,
+    /// What its HELLO says that it reads.
+    pub features: u32,
+    /// It writes NEXT.
+    pub shortens: bool,
     /// The wire's part of a round trip: frames take so long to be heard.
     pub rtt: Nanos,
     /// What the puppet echoes instead of the newest time stamp it heard.
@@ -208,6 +212,8 @@ impl Puppet {
             incarnation: THEIR_INCARNATION,
             credit: policy.eager_buffers,
             unasked: 0,
+            features: 0,
+            shortens: false,
             rtt: US,
             echo: None,
             priority: Priority::Low,
@@ -282,6 +288,15 @@ impl Puppet {
         let route = self.route(true);
         let (id, send) = self.host.post(route, len, deadline);
         self.ours.push((id, len, send));
+        self.step(|_, _, _| Ok(()))
+    }
+
+    /// It sends several at once.
+    pub fn sends_many(&mut self, count: usize, len: u32) -> Vec<String> {
+        for _ in 0..count {
+            let (id, send) = self.host.post(self.route(true), len, Nanos::MAX);
+            self.ours.push((id, len, send));
+        }
         self.step(|_, _, _| Ok(()))
     }
 

@@ -185,6 +185,7 @@ impl Puppet {
             window: policy.window_messages as u16,
             policy: policy.wire(),
             unasked: self.unasked,
+            features: self.features,
             name: "two",
         }
     }

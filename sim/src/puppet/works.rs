@@ -159,6 +159,7 @@ impl Puppet {
     pub fn frame(&mut self, says: &[Say]) -> Vec<u8> {
         let mut buffer = vec![0; 65_535];
         let mut w = FrameWriter::new(&mut buffer);
+        w.shorten(self.shortens);
         let places: Vec<usize> = says
             .iter()
             .map(|say| w.push(&say.chunk).expect("room"))

@@ -77,6 +77,8 @@ pub(super) struct PeerEntry {
     pub remote_window: u32,
     /// First bytes of a long message that it takes without a grant.
     pub remote_unasked: u32,
+    /// It reads NEXT.
+    pub reads_next: bool,
     /// Longest frame it says it can receive.
     pub remote_max_frame: u16,
     /// Longest frame sent to it.
@@ -150,6 +152,7 @@ impl PeerEntry {
             remote_policy: PolicyWire::default(),
             remote_window: 1,
             remote_unasked: 0,
+            reads_next: false,
             remote_max_frame: u16::MAX,
             max_frame: 0,
             path: Path::default(),
@@ -199,6 +202,7 @@ impl PeerEntry {
         self.credit.void(now, seen);
         self.window = Window::new();
         self.crowded = false;
+        self.reads_next = false; // its successor may be of an older build, and says what it reads
         self.replies.clear();
     }
 

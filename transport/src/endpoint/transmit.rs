@@ -26,7 +26,7 @@ use super::{Config, Endpoint, Transmit};
 use crate::host::{Host, Reason};
 use crate::ident::{Nanos, Peer, Priority};
 use crate::policy::{OnTimeout, UNASKED_UNIT};
-use crate::wire::chunk::Hello;
+use crate::wire::chunk::{Hello, features};
 use crate::wire::{Chunk, FrameHeader, FrameWriter, crc32c};
 
 /// For each byte of low priority, high may send so many before it is low's turn again: low gets 1/19 of a busy link.
@@ -146,6 +146,7 @@ impl Endpoint {
         let due = up && entry.credit.due;
         let active = [&entry.active[0], &entry.active[1]].map(|queue| !queue.is_empty());
         let mut w = FrameWriter::new(to.get_mut(..space)?);
+        w.shorten(entry.reads_next);
         let mut plan = Plan::over(core::mem::take(&mut self.sources));
         let mut full = greets && self.handshake(now, slot, &mut w, &mut plan);
         let mut only_low = false;
@@ -238,6 +239,7 @@ impl Endpoint {
             window: self.config.policy.window_messages as u16,
             policy: self.config.policy.wire(),
             unasked: (self.config.policy.unasked() / UNASKED_UNIT) as u8,
+            features: features::NEXT,
             name: &self.config.name,
         };
         if entry.hello_ack_due {

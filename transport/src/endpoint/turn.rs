@@ -23,7 +23,7 @@ use super::send_stream::{Message, MessageState, SendStream};
 use crate::ident::{Nanos, SendId};
 use crate::wire::chunk::Range;
 use crate::wire::frame::FRAME_HEADER_LEN;
-use crate::wire::{Chunk, DATA_LEN, FrameWriter, Payload, eager_header_len};
+use crate::wire::{Chunk, DATA_LEN, Form, FrameWriter, Payload, eager_header_len};
 
 /// An EAGER's chunk header with START; what a whole frame leaves for one message.
 const EAGER_HEADER: usize = 40;
@@ -232,7 +232,15 @@ impl StreamWriter<'_, '_, '_> {
         };
         let (id, total) = (message.request.id, message.request.len);
         let (tag, ack) = (message.request.tag, message.request.ack);
-        let used = match self.w.room_behind(eager_header_len(start)) {
+        let form = match start {
+            None => self.w.form(&name, number, tag, ack),
+            Some(_) => Form::Eager,
+        };
+        let header_len = match start {
+            None => form.header_len(),
+            start => eager_header_len(start),
+        };
+        let used = match self.w.room_behind(header_len) {
             Some(room) if total as usize <= room => self.space.saturating_sub(room),
             _ => return Turn::Full,
         };
@@ -249,7 +257,7 @@ impl StreamWriter<'_, '_, '_> {
             crc: 0,
         };
         let pushed = match start {
-            None => self.w.push_eager(&name, number, tag, ack, payload),
+            None => self.w.push_eager(form, &name, number, tag, ack, payload),
             start => self.w.push(&Chunk::Eager {
                 stream: name,
                 start,

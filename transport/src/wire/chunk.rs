@@ -111,8 +111,16 @@ pub struct Hello<'a> {
     pub policy: PolicyWire,
     /// First bytes of a long message that the sender takes unasked, in units of 256.
     pub unasked: u8,
+    /// What the sender reads beyond the first version 1; bits of [`features`].
+    pub features: u32,
     /// The node's name, at most 64 bytes of UTF-8.
     pub name: &'a str,
+}
+
+/// Bits of [`Hello::features`], wire.md §4.1.
+pub mod features {
+    /// NEXT: an EAGER without what it has in common with the one in front of it.
+    pub const NEXT: u32 = 1;
 }
 
 /// Most byte ranges `[from, to)` one CTS asks for again.

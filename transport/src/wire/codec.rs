@@ -7,15 +7,15 @@
 
 use super::chunk::{Chunk, MAX_RANGES, Payload};
 use super::error::WireError;
-use super::fields::{Emit, FLAG_PAYLOAD, Fields, ack_mode, is_unasked};
-use super::plain::{DATA_LEN, PLAIN_ACK_LEN, eager_header_len, plain};
+use super::fields::{Emit, FLAG_PAYLOAD, FLAG_TAG, Fields, ack_mode, is_unasked};
+use super::plain::{Before, DATA_LEN, PLAIN_ACK_LEN, eager_header_len, plain};
 
 /// Kind, flags, length.
 pub(super) const PREFIX_LEN: usize = 4;
 /// Where a payload's CRC sits in its chunk header.
 pub(super) const PAYLOAD_CRC_AT: usize = 8;
 /// The longest chunk header this build writes: a HELLO with the longest name.
-pub(super) const LONGEST: usize = 104;
+pub(super) const LONGEST: usize = 108;
 
 /// Kind numbers, wire.md §4. Numbers are never used again for something else.
 pub(super) mod kind {
@@ -42,6 +42,7 @@ pub(super) mod kind {
     pub const RESUME: u8 = 21;
     pub const PATH_PROBE: u8 = 22;
     pub const PATH_ACK: u8 = 23;
+    pub const NEXT: u8 = 24;
 }
 
 // ---- writing ----
@@ -224,17 +225,23 @@ pub(super) struct Decoded<'a> {
     pub rest: &'a [u8],
 }
 
-/// Reads the chunk header at the start of `area`, of any kind.
-pub(super) fn decode(area: &[u8]) -> Result<Decoded<'_>, WireError> {
+/// Reads the chunk header at the start of `area`, of any kind, behind the EAGER `before`, if there is one directly in front of it.
+pub(super) fn decode<'a>(
+    area: &'a [u8],
+    before: Option<&Before>,
+) -> Result<Decoded<'a>, WireError> {
     match plain(area) {
         Some(chunk) => Ok(chunk),
-        None => decode_any(area),
+        None => decode_any(area, before),
     }
 }
 
 /// [`decode`] by kind, whatever the chunk: what the ways of `plain` are held against.
 #[inline(never)]
-pub(super) fn decode_any(area: &[u8]) -> Result<Decoded<'_>, WireError> {
+pub(super) fn decode_any<'a>(
+    area: &'a [u8],
+    before: Option<&Before>,
+) -> Result<Decoded<'a>, WireError> {
     let (&[kind, flags, high, low], _) = area.split_first_chunk().ok_or(WireError::ChunkLength)?;
     let length = usize::from(u16::from_be_bytes([high, low]));
     if length < PREFIX_LEN || length % 4 != 0 || length > area.len() {
@@ -251,7 +258,7 @@ pub(super) fn decode_any(area: &[u8]) -> Result<Decoded<'_>, WireError> {
     } else {
         None
     };
-    let chunk = decode_fields(kind, payload, fields)?;
+    let chunk = decode_fields(kind, payload, fields, before)?;
     // A known kind has a payload if and only if the flag said so.
     if let Some(chunk) = &chunk
         && chunk.payload().is_some() != payload.is_some()
@@ -269,6 +276,7 @@ fn decode_fields<'a>(
     kind: u8,
     payload: Option<Payload>,
     mut f: Fields<'a>,
+    before: Option<&Before>,
 ) -> Result<Option<Chunk<'a>>, WireError> {
     let payload = payload.unwrap_or_default();
     let chunk = match kind {
@@ -294,6 +302,14 @@ fn decode_fields<'a>(
                 ack: ack_mode(f.flags),
                 payload,
             }
+        }
+        kind::NEXT => {
+            let before = before.ok_or(WireError::ChunkField)?;
+            let tag = match f.flags & FLAG_TAG {
+                0 => before.tag,
+                _ => f.u64()?,
+            };
+            before.next(tag, payload).chunk()
         }
         kind::RTS => {
             let (stream, number, tag, total) = (f.stream()?, f.u32()?, f.u64()?, f.u32()?);

@@ -15,6 +15,7 @@ const FLAG_HIGH: u8 = 4;
 const FLAG_ACK_NOW: u8 = 8;
 const FLAG_ACK_LAZY: u8 = 16;
 const FLAG_UNASKED: u8 = 32;
+pub(super) const FLAG_TAG: u8 = 64;
 
 // ---- writing ----
 
@@ -137,6 +138,7 @@ impl Emit<'_> {
             ])
             .bytes(name)
             .bytes(&[0; 3][..name.len().wrapping_neg() % 4])
+            .u32(hello.features)
     }
 
     pub(super) fn ranges(mut self, ranges: &[Range]) -> Self {
@@ -268,6 +270,9 @@ impl<'a> Fields<'a> {
         }
         let name = self.rest.get(..name_len).ok_or(WireError::ChunkField)?;
         let name = core::str::from_utf8(name).map_err(|_| WireError::ChunkField)?;
+        // Who has nothing to say of them says nothing.
+        let features = self.rest.get(name_len.next_multiple_of(4)..);
+        let features = features.and_then(|rest| rest.first_chunk());
         Ok(Hello {
             incarnation,
             echo,
@@ -279,6 +284,7 @@ impl<'a> Fields<'a> {
             window,
             policy,
             unasked,
+            features: features.map_or(0, |bits| u32::from_be_bytes(*bits)),
             name,
         })
     }

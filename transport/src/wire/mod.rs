@@ -20,7 +20,7 @@ pub use error::WireError;
 pub use frame::FrameHeader;
 pub(crate) use parse::Short;
 pub use parse::{Chunks, Frame, Parts, PayloadView, parse};
-pub(crate) use plain::{DATA_LEN, eager_header_len};
+pub(crate) use plain::{DATA_LEN, Form, eager_header_len};
 pub(crate) use train::DataHeaders;
 pub use writer::{FrameWriter, Full, HEADER_AREA_MAX, MAX_CHUNKS, PayloadWriter};
 

@@ -12,7 +12,7 @@ use super::codec::{Decoded, decode};
 use super::crc::crc32c_append;
 use super::error::WireError;
 use super::frame::{FRAME_HEADER_LEN, FrameHeader, Parsed};
-use super::plain::{plain_ack, plain_eager};
+use super::plain::{Before, next_eager, plain_ack};
 use crate::policy::AckMode;
 
 /// Up to this length a frame may have bytes after its payloads: Ethernet pads to 60 bytes, and VLAN tags come and go.
@@ -48,13 +48,19 @@ pub fn parse<'a>(segments: &'a [&'a [u8]]) -> Result<Frame<'a>, WireError> {
     let mut payloads = 0usize;
     let mut unknown = 0;
     let mut probe_size = 0;
+    // Whether NEXT is well formed does not depend on what the EAGER in front of it says.
+    let mut before = None;
     for _ in 0..chunk_count {
-        if let Some((eager, after)) = plain_eager(rest) {
+        if let Some((eager, after)) = next_eager(rest, before) {
             payloads += usize::from(eager.payload.len);
-            rest = after;
+            (rest, before) = (after, Some(&Before::ANY));
             continue;
         }
-        let decoded = decode(rest)?;
+        let decoded = decode(rest, before)?;
+        before = match decoded.chunk {
+            Some(Chunk::Eager { .. }) => Some(&Before::ANY),
+            _ => None,
+        };
         rest = decoded.rest;
         payloads += decoded
             .payload
@@ -100,6 +106,7 @@ impl<'a> Frame<'a> {
                 .get(FRAME_HEADER_LEN..self.header_len)
                 .unwrap_or_default(),
             left: self.chunk_count,
+            before: None,
             payload: Position {
                 segments: self.segments,
                 at: self.header_len,
@@ -143,6 +150,8 @@ impl Position<'_> {
 pub struct Chunks<'a> {
     rest: &'a [u8],
     left: u8,
+    /// The chunk passed over last, if it was an EAGER.
+    before: Option<Before>,
     payload: Position<'a>,
 }
 
@@ -154,8 +163,9 @@ impl<'a> Iterator for Chunks<'a> {
         if self.left == 0 {
             return None;
         }
-        if let Some((eager, rest)) = plain_eager(self.rest) {
+        if let Some((eager, rest)) = next_eager(self.rest, self.before.as_ref()) {
             self.left -= 1;
+            self.before = Some(eager.before);
             return Some((eager.chunk(), self.step(eager.payload, rest)));
         }
         self.next_of_any_kind()
@@ -171,7 +181,8 @@ impl<'a> Chunks<'a> {
                 chunk,
                 payload,
                 rest,
-            } = decode(self.rest).ok()?;
+            } = decode(self.rest, self.before.as_ref()).ok()?;
+            self.before = chunk.as_ref().and_then(Before::of);
             let view = self.step(payload.unwrap_or_default(), rest);
             if let Some(chunk) = chunk {
                 return Some((chunk, view));
@@ -199,7 +210,7 @@ impl<'a> Chunks<'a> {
         }
         let (stream, base, rest) = plain_ack(self.rest)?;
         self.left -= 1;
-        self.rest = rest;
+        (self.rest, self.before) = (rest, None);
         Some((stream, base))
     }
 
@@ -209,16 +220,22 @@ impl<'a> Chunks<'a> {
         if self.left == 0 {
             return None;
         }
-        let (eager, rest) = plain_eager(self.rest)?;
+        let (eager, rest) = next_eager(self.rest, self.before.as_ref())?;
         let Position { segments, at } = self.payload;
         let bytes = segments
             .first()?
             .get(at..at + usize::from(eager.payload.len))?;
+        let Before {
+            stream,
+            number,
+            tag,
+            ack,
+        } = eager.before;
         (!bytes.is_empty()).then_some(Short {
-            stream: eager.stream,
-            number: eager.number,
-            tag: eager.tag,
-            ack: eager.ack,
+            stream,
+            number,
+            tag,
+            ack,
             crc: eager.payload.crc,
             bytes,
             rest,
@@ -230,6 +247,12 @@ impl<'a> Chunks<'a> {
     pub(crate) fn pass(&mut self, short: &Short<'a>) {
         self.left = self.left.saturating_sub(1);
         self.rest = short.rest;
+        self.before = Some(Before {
+            stream: short.stream,
+            number: short.number,
+            tag: short.tag,
+            ack: short.ack,
+        });
         self.payload.at += short.bytes.len(); // it lies in the segment
     }
 }

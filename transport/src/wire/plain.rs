@@ -5,12 +5,13 @@
 //! the kind at hand.
 //!
 //! Idea: an EAGER without START, which all but the first of a stream are, and DATA are written and read in one piece, and an ACK of nothing but
-//! a base is read so. Anything else is for the general way, also what only looks alike. A test holds each against it.
+//! a base is read so. An EAGER directly behind the one with the number before it is written as NEXT, without what both have in common, if the
+//! peer reads that. Anything else is for the general way, also what only looks alike. A test holds each against it.
 
 use super::chunk::{Chunk, Payload, Received, StreamRef};
 use super::codec::{Decoded, PREFIX_LEN, kind};
 use super::fields::{
-    FLAG_PAYLOAD, FLAG_START, ack_flags, ack_mode, is_unasked, priority, priority_flag,
+    FLAG_PAYLOAD, FLAG_START, FLAG_TAG, ack_flags, ack_mode, is_unasked, priority, priority_flag,
     unasked_flag,
 };
 use crate::ident::PORTS;
@@ -18,6 +19,10 @@ use crate::policy::AckMode;
 
 /// An EAGER without START, as this version writes it.
 pub(super) const PLAIN_EAGER_LEN: usize = PREFIX_LEN + 8 + 8 + 4 + 8;
+/// NEXT with the tag of the message before it.
+const NEXT_LEN: usize = PREFIX_LEN + 8;
+/// NEXT with a tag of its own.
+const NEXT_TAG_LEN: usize = NEXT_LEN + 8;
 /// DATA, as this version writes it.
 pub(crate) const DATA_LEN: usize = PREFIX_LEN + 8 + 8 + 4 + 4;
 /// Where DATA's offset is.
@@ -26,6 +31,124 @@ pub(super) const OFFSET_AT: usize = PREFIX_LEN + 8 + 8 + 4;
 pub(super) const PLAIN_ACK_LEN: usize = PREFIX_LEN + 8 + 4;
 
 // ---- writing ----
+
+/// What an EAGER has in common with the one directly behind it, or its successor has more of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Before {
+    pub stream: StreamRef,
+    pub number: u32,
+    pub tag: u64,
+    pub ack: AckMode,
+}
+
+impl Before {
+    /// One of which only matters that it is there.
+    pub(super) const ANY: Self = Self {
+        stream: StreamRef {
+            sender_port: 0,
+            receiver_port: 0,
+            priority: 0,
+            epoch: 0,
+        },
+        number: 0,
+        tag: 0,
+        ack: AckMode::Policy,
+    };
+
+    /// Of this chunk, if it is one.
+    #[inline]
+    pub(super) fn of(chunk: &Chunk<'_>) -> Option<Self> {
+        match *chunk {
+            Chunk::Eager {
+                stream,
+                number,
+                tag,
+                ack,
+                ..
+            } => Some(Self {
+                stream,
+                number,
+                tag,
+                ack,
+            }),
+            _ => None,
+        }
+    }
+
+    /// The message behind it.
+    #[inline(always)]
+    pub(super) fn next(&self, tag: u64, payload: Payload) -> PlainEager {
+        PlainEager {
+            before: Self {
+                number: self.number.wrapping_add(1),
+                tag,
+                ..*self
+            },
+            payload,
+        }
+    }
+}
+
+/// How an EAGER without START is written in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// By itself.
+    Eager,
+    /// As NEXT with a tag.
+    NextTag,
+    /// As NEXT.
+    Next,
+}
+
+impl Form {
+    /// The shortest behind `before`.
+    #[inline(always)]
+    pub(super) fn behind(
+        before: &Before,
+        stream: &StreamRef,
+        number: u32,
+        tag: u64,
+        ack: AckMode,
+    ) -> Self {
+        let number_before = number.wrapping_sub(1);
+        if before.number != number_before || before.stream != *stream || before.ack != ack {
+            Self::Eager
+        } else if before.tag != tag {
+            Self::NextTag
+        } else {
+            Self::Next
+        }
+    }
+
+    /// How long its header is.
+    #[inline(always)]
+    pub(crate) fn header_len(self) -> usize {
+        match self {
+            Self::Eager => PLAIN_EAGER_LEN,
+            Self::NextTag => NEXT_TAG_LEN,
+            Self::Next => NEXT_LEN,
+        }
+    }
+}
+
+/// NEXT.
+#[inline(always)]
+pub(super) fn write_next(payload: Payload, h: &mut [u8; NEXT_LEN]) {
+    h[..4].copy_from_slice(&PLAIN_NEXT.to_be_bytes());
+    h[4..6].copy_from_slice(&payload.len.to_be_bytes());
+    h[6..8].copy_from_slice(&[0; 2]);
+    h[8..12].copy_from_slice(&payload.crc.to_be_bytes());
+}
+
+/// NEXT with a tag.
+#[inline(always)]
+pub(super) fn write_next_tag(tag: u64, payload: Payload, h: &mut [u8; NEXT_TAG_LEN]) {
+    h[..4].copy_from_slice(&PLAIN_NEXT_TAG.to_be_bytes());
+    h[4..6].copy_from_slice(&payload.len.to_be_bytes());
+    h[6..8].copy_from_slice(&[0; 2]);
+    h[8..12].copy_from_slice(&payload.crc.to_be_bytes());
+    h[12..20].copy_from_slice(&tag.to_be_bytes());
+}
 
 /// How long an EAGER's header is.
 #[inline]
@@ -87,24 +210,64 @@ pub(super) fn write_data(
 /// An EAGER without START and with nothing wrong.
 #[derive(Clone, Copy)]
 pub(super) struct PlainEager {
-    pub stream: StreamRef,
-    pub number: u32,
-    pub tag: u64,
-    pub ack: AckMode,
+    /// As those behind it see it.
+    pub before: Before,
     pub payload: Payload,
 }
 
 impl PlainEager {
     #[inline]
     pub(super) fn chunk(self) -> Chunk<'static> {
+        let Before {
+            stream,
+            number,
+            tag,
+            ack,
+        } = self.before;
         Chunk::Eager {
-            stream: self.stream,
+            stream,
             start: None,
-            number: self.number,
-            tag: self.tag,
-            ack: self.ack,
+            number,
+            tag,
+            ack,
             payload: self.payload,
         }
+    }
+}
+
+/// The EAGER at the start of `area`, in either form, and what follows it; `None`: anything else, which the general way judges.
+#[inline(always)]
+pub(super) fn next_eager<'a>(
+    area: &'a [u8],
+    before: Option<&Before>,
+) -> Option<(PlainEager, &'a [u8])> {
+    match (before, area.first()) {
+        (Some(before), Some(&kind::NEXT)) => plain_next(area, before),
+        _ => plain_eager(area),
+    }
+}
+
+/// The start of NEXT's header as one number, as [`PLAIN_EAGER`].
+const PLAIN_NEXT: u32 = (kind::NEXT as u32) << 24 | (FLAG_PAYLOAD as u32) << 16 | NEXT_LEN as u32;
+/// The same of NEXT with a tag.
+const PLAIN_NEXT_TAG: u32 =
+    (kind::NEXT as u32) << 24 | ((FLAG_PAYLOAD | FLAG_TAG) as u32) << 16 | NEXT_TAG_LEN as u32;
+const PLAIN_NEXT_MASK: u32 = 0xff00_ffff | ((FLAG_PAYLOAD | FLAG_TAG) as u32) << 16;
+
+#[inline(always)]
+fn plain_next<'a>(area: &'a [u8], before: &Before) -> Option<(PlainEager, &'a [u8])> {
+    let (h, rest) = area.split_first_chunk::<NEXT_LEN>()?;
+    let payload = Payload {
+        len: u16::from_be_bytes([h[4], h[5]]),
+        crc: u32::from_be_bytes([h[8], h[9], h[10], h[11]]),
+    };
+    match u32::from_be_bytes([h[0], h[1], h[2], h[3]]) & PLAIN_NEXT_MASK {
+        PLAIN_NEXT => Some((before.next(before.tag, payload), rest)),
+        PLAIN_NEXT_TAG => {
+            let (tag, rest) = rest.split_first_chunk()?;
+            Some((before.next(u64::from_be_bytes(*tag), payload), rest))
+        }
+        _ => None,
     }
 }
 
@@ -128,7 +291,7 @@ pub(super) fn plain_eager(area: &[u8]) -> Option<(PlainEager, &[u8])> {
         return None;
     }
     let flags = h[1];
-    let eager = PlainEager {
+    let before = Before {
         stream: StreamRef {
             sender_port,
             receiver_port,
@@ -138,6 +301,9 @@ pub(super) fn plain_eager(area: &[u8]) -> Option<(PlainEager, &[u8])> {
         number: u32::from_be_bytes([h[20], h[21], h[22], h[23]]),
         tag: u64::from_be_bytes([h[24], h[25], h[26], h[27], h[28], h[29], h[30], h[31]]),
         ack: ack_mode(flags),
+    };
+    let eager = PlainEager {
+        before,
         payload: Payload {
             len: u16::from_be_bytes([h[4], h[5]]),
             crc: u32::from_be_bytes([h[8], h[9], h[10], h[11]]),
@@ -243,7 +409,9 @@ mod tests {
 
         // Whatever is written, and that with a bit flipped. Expect: the short way finds what the general way finds, or nothing.
         #[test]
-        fn the_short_way_is_the_general_way((chunk, _) in any_chunk(), flip in 0usize..8 * PLAIN_EAGER_LEN, more in 0usize..40) {
+        fn the_short_way_is_the_general_way((chunk, _) in any_chunk(), flip in 0usize..8 * PLAIN_EAGER_LEN, more in 0usize..40, follows: bool) {
+            let before = Before { stream: StreamRef { sender_port: 1, receiver_port: 2, priority: 1, epoch: 3 }, number: u32::MAX, tag: 4, ack: AckMode::Lazy };
+            let before = Some(&before).filter(|_| follows);
             let mut header = [0; LONGEST];
             let len = encode(&chunk, &mut header);
             prop_assert_eq!(header_len(&chunk), len);
@@ -257,14 +425,21 @@ mod tests {
                 write_data(stream, *number, *offset, *unasked, *payload, &mut data);
                 prop_assert_eq!(&header[..len], &data[..]);
             }
+            if let (Chunk::Eager { tag, payload, .. }, true) = (&chunk, follows) {
+                match more % 3 {
+                    0 => write_next(*payload, header.first_chunk_mut().unwrap()),
+                    1 => write_next_tag(*tag, *payload, header.first_chunk_mut().unwrap()),
+                    _ => {}
+                }
+            }
             let area = &mut header[..(len + more).min(LONGEST)];
             for _ in 0..2 {
-                if let Some(short) = plain_eager(area) {
-                    let general = decode_any(area);
+                if let Some(short) = next_eager(area, before) {
+                    let general = decode_any(area, before);
                     prop_assert!(general.is_ok_and(|general| same(&short, &general)));
                 }
                 if let Some(short) = plain(area) {
-                    let general = decode_any(area);
+                    let general = decode_any(area, before);
                     prop_assert!(general.is_ok_and(|general| general == short));
                 }
                 if let Some(byte) = area.get_mut(flip / 8) {

@@ -8,7 +8,7 @@
 use super::chunk::{Chunk, Payload, StreamRef};
 use super::codec::{LONGEST, PAYLOAD_CRC_AT, PREFIX_LEN, encode, header_len};
 use super::frame::{FRAME_HEADER_LEN, FrameHeader};
-use super::plain::{write_data, write_plain_eager};
+use super::plain::{Before, Form, write_data, write_next, write_next_tag, write_plain_eager};
 use crate::policy::AckMode;
 
 /// Most chunks in one frame this build writes; it reads up to 255.
@@ -33,6 +33,10 @@ pub struct FrameWriter<'a> {
     /// The frame is padded to this, for a path probe.
     padded_len: usize,
     chunks: usize,
+    /// Who receives the frame reads NEXT.
+    shortens: bool,
+    /// The chunk pushed last, if NEXT may follow it.
+    before: Option<Before>,
     slots: [Slot; MAX_CHUNKS],
 }
 
@@ -55,13 +59,33 @@ impl<'a> FrameWriter<'a> {
             payload_len: 0,
             padded_len: 0,
             chunks: 0,
+            shortens: false,
+            before: None,
             slots: [Slot::default(); MAX_CHUNKS],
         }
+    }
+
+    /// From now on writes an EAGER as NEXT where it can, if `shortens`: only for who said that he reads it.
+    #[inline]
+    pub fn shorten(&mut self, shortens: bool) {
+        self.shortens = shortens;
     }
 
     /// Adds a chunk with its payload's length; the payload's CRC may still be unknown. Returns the chunk's index in the frame.
     /// A path probe needs room for its size, and the frame will be padded to it.
     pub fn push(&mut self, chunk: &Chunk<'_>) -> Result<usize, Full> {
+        if let Chunk::Eager {
+            stream,
+            start: None,
+            number,
+            tag,
+            ack,
+            payload,
+        } = chunk
+        {
+            let form = self.form(stream, *number, *tag, *ack);
+            return self.push_eager(form, stream, *number, *tag, *ack, *payload);
+        }
         let len = header_len(chunk);
         let header_end = self.header_len + len;
         let payload_len = chunk.payload().map_or(0, |payload| payload.len);
@@ -95,21 +119,53 @@ impl<'a> FrameWriter<'a> {
         (self.header_len, self.payload_len, self.padded_len) =
             (header_end, payload_end, padded_len);
         self.chunks += 1;
+        self.before = None;
         Ok(self.chunks - 1)
     }
 
-    /// [`Self::push`] of an EAGER without START, of which most frames consist: written at fixed places.
+    /// The shortest way in which an EAGER without START may be written here.
+    #[inline(always)]
+    pub(crate) fn form(&self, stream: &StreamRef, number: u32, tag: u64, ack: AckMode) -> Form {
+        match &self.before {
+            Some(before) if self.shortens => Form::behind(before, stream, number, tag, ack),
+            _ => Form::Eager,
+        }
+    }
+
+    /// [`Self::push`] of an EAGER without START, of which most frames consist: written at fixed places, in a form that [`Self::form`] allows.
     #[inline(always)]
     pub(crate) fn push_eager(
         &mut self,
+        form: Form,
         stream: &StreamRef,
         number: u32,
         tag: u64,
         ack: AckMode,
         payload: Payload,
     ) -> Result<usize, Full> {
-        let (index, header) = self.take_place(payload)?;
-        write_plain_eager(stream, number, tag, ack, payload, header);
+        let index = match form {
+            Form::Next => {
+                let (index, header) = self.take_place(payload)?;
+                write_next(payload, header);
+                index
+            }
+            Form::NextTag => {
+                let (index, header) = self.take_place(payload)?;
+                write_next_tag(tag, payload, header);
+                index
+            }
+            Form::Eager => {
+                let (index, header) = self.take_place(payload)?;
+                write_plain_eager(stream, number, tag, ack, payload, header);
+                index
+            }
+        };
+        self.before = Some(Before {
+            stream: *stream,
+            number,
+            tag,
+            ack,
+        });
         Ok(index)
     }
 
@@ -125,6 +181,7 @@ impl<'a> FrameWriter<'a> {
     ) -> Result<usize, Full> {
         let (index, header) = self.take_place(payload)?;
         write_data(stream, number, offset, unasked, payload, header);
+        self.before = None;
         Ok(index)
     }
 

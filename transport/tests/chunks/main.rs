@@ -19,6 +19,7 @@ mod requests;
 use portolan_sim::puppet::{FOREIGN, OURS, Puppet, SHUT, Say, THEIRS, reseal};
 use portolan_transport::policy::{Ack, Policy, Recovery};
 use portolan_transport::wire::WireError;
+use portolan_transport::wire::frame::FRAME_HEADER_LEN;
 
 macro_rules! matrix {
     ($($group:ident: $($kind:ident)+;)+) => { $($(
@@ -42,7 +43,7 @@ macro_rules! matrix {
 
 matrix! {
     handshake: hello hello_ack reset path_probe path_ack;
-    messages: eager rts data;
+    messages: eager next rts data;
     requests: probe null drop_confirm close;
     answers: cts msg_end ack nack ready;
     endings: msg_drop null_ack port_closed closed refused resume;
@@ -82,6 +83,10 @@ fn sender(len: u32) -> Puppet {
 struct Case {
     p: Puppet,
     say: Say,
+    /// What is behind it in its frame, and what is said as well.
+    behind: Vec<Say>,
+    /// Where in the frame the chunk is that the case is about.
+    at: usize,
     outcome: Vec<&'static str>,
 }
 
@@ -90,14 +95,21 @@ impl Case {
         Self {
             p,
             say,
+            behind: Vec::new(),
+            at: FRAME_HEADER_LEN,
             outcome: outcome.to_vec(),
         }
     }
 
+    /// All that is said.
+    fn all(&self) -> Vec<Say> {
+        [std::slice::from_ref(&self.say), &self.behind].concat()
+    }
+
     /// It does come of it.
     fn holds(mut self) {
-        let say = self.say;
-        assert_eq!(self.p.says(say), self.outcome);
+        let all = self.all();
+        assert_eq!(self.p.says_all(all), self.outcome);
     }
 
     /// The chunk with some bytes of its header changed is refused for this reason, and nothing else happens.
@@ -109,7 +121,7 @@ impl Case {
     ) {
         let counter = format!("malformed_{}", error.name());
         let before = self.p.counter(&counter);
-        let mut frame = self.p.frame(std::slice::from_ref(&self.say));
+        let mut frame = self.p.frame(&self.all());
         change(&mut frame);
         reseal(&mut frame);
         let mut expected = vec![format!("dropped: Wire({error:?})")];
@@ -120,16 +132,22 @@ impl Case {
 
     /// What the parser refuses of every kind: a length that cuts the last field off, one that is no multiple of 4, one that leaves
     /// the header area, and a payload where the kind has none or none where it has one. wire.md §3, §6
-    fn refuses_shapes(mut self) -> Self {
+    fn refuses_shapes(self) -> Self {
+        self.refuses_shapes_cut_by(4)
+    }
+
+    /// The same of a kind whose last field is so long, with what may be missing behind it.
+    fn refuses_shapes_cut_by(mut self, last: i16) -> Self {
         let field = WireError::ChunkField;
+        let at = self.at;
         let length = |frame: &mut Vec<u8>, by: i16| {
-            let len = i16::from_be_bytes([frame[50], frame[51]]) + by;
-            frame[50..52].copy_from_slice(&len.to_be_bytes());
+            let len = i16::from_be_bytes([frame[at + 2], frame[at + 3]]) + by;
+            frame[at + 2..at + 4].copy_from_slice(&len.to_be_bytes());
         };
-        self.refuses(field, |frame| length(frame, -4), &[]);
+        self.refuses(field, |frame| length(frame, -last), &[]);
         self.refuses(WireError::ChunkLength, |frame| length(frame, 2), &[]);
         self.refuses(WireError::ChunkLength, |frame| length(frame, 4), &[]);
-        self.refuses(field, |frame| frame[49] ^= 1, &[]);
+        self.refuses(field, |frame| frame[at + 1] ^= 1, &[]);
         self
     }
 
@@ -150,7 +168,7 @@ impl Case {
             self.p.header.src_incarnation ^= src;
             self.p.header.dst_incarnation ^= dst;
             let outcome = ["dropped: WrongIncarnation", "RESET incarnation"];
-            assert_eq!(self.p.says(self.say.clone()), outcome);
+            assert_eq!(self.p.says_all(self.all()), outcome);
             self.p.header = right;
         }
         self.holds();
@@ -171,12 +189,12 @@ impl Case {
             ((FOREIGN, THEIRS), foreign),
             ((OURS, other), theirs),
         ] {
-            let say = self.say.clone();
-            let say = match ours_first {
+            let elsewhere = |say: Say| match ours_first {
                 true => say.ports(our, their),
                 false => say.ports(their, our),
             };
-            assert_eq!(self.p.says(say), outcome, "ports {our} and {their}");
+            let all = self.all().into_iter().map(elsewhere).collect();
+            assert_eq!(self.p.says_all(all), outcome, "ports {our} and {their}");
         }
         self
     }

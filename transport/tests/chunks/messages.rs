@@ -85,6 +85,92 @@ impl Case {
     }
 }
 
+/// A message behind the one with the number before it, as its receiver may ask for: an EAGER without what both have in common. wire.md §4.2
+pub mod next {
+    use super::*;
+
+    /// Messages 1 and 2 in one frame, where 1 is expected. Expect: as two EAGERs.
+    pub fn case() -> Case {
+        let mut p = receiver();
+        p.shortens = true;
+        let (one, two) = (p.eager(1), p.eager(2));
+        let mut case = Case::new(p, one, ["delivers 1", "delivers 2", "ACK 3"]);
+        case.behind = vec![two];
+        case.at += 32;
+        case
+    }
+
+    // Messages 0 and 1 in one frame, where 0 was taken. Expect: 0 is acknowledged again, 1 delivered.
+    pub fn past() {
+        let mut p = receiver();
+        p.shortens = true;
+        let both = vec![p.eager(0), p.eager(1)];
+        assert_eq!(p.says_all(both), ["delivers 1", "ACK 2", "duplicates +1"]);
+        case().holds();
+    }
+
+    // Messages 2 and 3 where 1 is expected; then the last of the window and the one beyond. Expect: taken, and delivered in their turn; the
+    // one beyond is a violation.
+    pub fn future() {
+        let mut p = receiver();
+        p.shortens = true;
+        let both = vec![p.eager(2), p.eager(3)];
+        assert_eq!(p.says_all(both), ["ACK 1 +2 +3"]);
+        let one = p.eager(1);
+        assert_eq!(
+            p.says(one),
+            ["delivers 1", "delivers 2", "delivers 3", "ACK 4"]
+        );
+        p.provides(100);
+        let ahead = vec![p.eager(3 + WINDOW), p.eager(4 + WINDOW)];
+        let outcome = ["ACK 4 +11", "protocol_violations +1"];
+        assert_eq!(p.says_all(ahead), outcome);
+    }
+
+    // Shapes; none in front of it; and a payload of the second that does not match its checksum, while the first does.
+    pub fn malformed() {
+        let mut case = case().refuses_shapes();
+        let kind = |f: &mut Vec<u8>| f[48] = 24;
+        case.refuses(WireError::ChunkField, kind, &[]);
+        let unknown = |f: &mut Vec<u8>| f[48] = 0xff;
+        case.refuses(WireError::ChunkField, unknown, &[]);
+        case.refuses(WireError::PayloadLength, |f| f.truncate(f.len() - 1), &[]);
+        case.refuses(WireError::Trailing, |f| f.push(0), &[]);
+        let corrupt = vec![case.say.clone(), case.behind[0].clone().corrupt()];
+        assert_eq!(
+            case.p.says_all(corrupt),
+            [
+                "delivers 1",
+                "ACK 2",
+                "NACK 2 corrupt",
+                "payloads_corrupt +1"
+            ]
+        );
+        assert_eq!(case.p.host.claimed(), 0);
+        let again = case.all();
+        assert_eq!(
+            case.p.says_all(again),
+            ["delivers 2", "ACK 3", "duplicates +1"]
+        );
+    }
+
+    pub fn wrong_incarnation() {
+        case().wrong_incarnation();
+    }
+
+    // As EAGER, twice.
+    pub fn wrong_port() {
+        case()
+            .elsewhere(
+                false,
+                &["REFUSED", "streams_refused +2"],
+                &["protocol_violations +2"],
+                &["REFUSED", "streams_refused +2"],
+            )
+            .holds();
+    }
+}
+
 pub mod rts {
     use super::*;
 

@@ -1,7 +1,7 @@
 //! §3 and §4: streams and what their senders do. transport.md §3.1, §3.2, §4.1, §4.3, §4.4, §4.5, §4.6, §14
 
 use portolan_sim::harness::{MS, SECOND};
-use portolan_sim::puppet::{NOTHING, Puppet};
+use portolan_sim::puppet::{NOTHING, OUR_INCARNATION, Puppet};
 use portolan_transport::host::Reason;
 
 use crate::{any, policy, puppet};
@@ -87,6 +87,43 @@ fn s4_3_first_chunks() {
     assert_eq!(p.sends(1_370), ["EAGER 0 start 0, 1370 bytes"]);
     assert_eq!(p.sends(1_371), ["RTS 1 start 0, 1370 of 1371 bytes"]);
     assert_eq!(p.sends(0), ["EAGER 2 start 0, 0 bytes"]);
+}
+
+// Short messages in a row. Expect: in full for a peer that did not say that it reads NEXT, or whose engine was replaced and whose successor did not;
+// else without what they have in common, but for what opens the stream. It reads the same. transport.md §4.3, wire.md §4.2
+#[test]
+fn s4_3_next_for_those_who_read_it() {
+    let burst = |p: &mut Puppet| {
+        let lines = p.sends_many(4, 64);
+        assert!(
+            lines.iter().all(|line| line.contains(", 64 bytes")),
+            "{lines:?}"
+        );
+        assert_eq!((lines.len(), p.heard.len()), (4, 1));
+        p.heard[0].len - 4 * 64
+    };
+    let in_full = 48 + 4 * 32;
+    let short = 48 + 32 + 3 * (12 + 8); // each has a tag of its own
+    for (features, expected) in [(0, in_full), (2, in_full), (1, short), (u32::MAX, short)] {
+        let mut p = Puppet::stranger(policy(), 8, 1458);
+        p.features = features;
+        p.greets();
+        assert_eq!(burst(&mut p), in_full + 4 * 4, "START");
+        p.says(p.ack(4));
+        assert_eq!(burst(&mut p), expected, "{features:#x}");
+        p.says(p.ack(8));
+        // Another engine, which has not said anything yet but that it is there.
+        p.header.engine_epoch = p.header.engine_epoch.wrapping_add(1);
+        p.says(p.ack(8));
+        assert_eq!(burst(&mut p), in_full);
+        p.says(p.ack(12));
+        p.says(p.hello(OUR_INCARNATION));
+        assert_eq!(burst(&mut p), expected, "greeted again");
+        p.says(p.ack(16));
+        p.features = 0;
+        p.says(p.hello(OUR_INCARNATION));
+        assert_eq!(burst(&mut p), in_full, "it thought better of it");
+    }
 }
 
 // Each kind of answer ends a send in its own way, once. transport.md §4.4

@@ -127,6 +127,7 @@ impl Forger {
             window: 64,
             policy: self.theirs.policy,
             unasked: 0,
+            features: 0,
             name: "forger",
         }
     }

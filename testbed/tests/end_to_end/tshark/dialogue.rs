@@ -63,6 +63,7 @@ fn hello(from: u16, ack_rule: u8) -> Hello<'static> {
             order: 1,
         },
         unasked: 17,
+        features: 1,
         name: "n",
     }
 }

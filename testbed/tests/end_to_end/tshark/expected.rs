@@ -154,6 +154,8 @@ impl Expected {
             self.add("hello.name", hello.name);
         }
         self.bytes("padding", &[0; 3][..hello.name.len().wrapping_neg() % 4]);
+        self.hex32("hello.features", hello.features);
+        self.add("hello.features.next", hello.features & 1);
     }
 
     fn received(&mut self, base: u32, received: &Received) {
@@ -407,8 +409,10 @@ impl Expected {
             unasked,
             ..
         } = *flags;
-        let bits = [payload, start, high, now, lazy, unasked];
-        let names = ["payload", "start", "high", "ack_now", "ack_lazy", "unasked"];
+        let bits = [payload, start, high, now, lazy, unasked, false];
+        let names = [
+            "payload", "start", "high", "ack_now", "ack_lazy", "unasked", "tag",
+        ];
         let mut byte = 0;
         for (bit, (name, set)) in names.iter().zip(bits).enumerate() {
             self.add(&format!("chunk.{name}"), u8::from(set));

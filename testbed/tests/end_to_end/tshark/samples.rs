@@ -64,6 +64,7 @@ fn hello(name: &'static str) -> Hello<'static> {
             order: 2,
         },
         unasked: 17,
+        features: 0x8000_0001,
         name,
     }
 }
@@ -75,6 +76,19 @@ fn eager(start: Option<u32>, ack: AckMode, bytes: Vec<u8>) -> Sample {
         number: u32::MAX,
         tag: 0xfedc_ba98_7654_3210,
         ack,
+        payload: payload(&bytes),
+    };
+    (chunk, bytes)
+}
+
+/// A message behind the one with the number before it.
+fn behind(number: u32, tag: u64, bytes: Vec<u8>) -> Sample {
+    let chunk = Chunk::Eager {
+        stream: STREAM,
+        start: None,
+        number,
+        tag,
+        ack: AckMode::Immediate,
         payload: payload(&bytes),
     };
     (chunk, bytes)
@@ -129,6 +143,10 @@ pub fn samples_after(chunk: Option<&Chunk<'_>>) -> Vec<Sample> {
             eager(None, AckMode::Policy, body(97)),
             eager(Some(8), AckMode::Lazy, body(1400)),
             eager(Some(u32::MAX), AckMode::Immediate, vec![]),
+            eager(None, AckMode::Immediate, body(9)),
+            // Behind that one these two are NEXT.
+            behind(0, 0xfedc_ba98_7654_3210, body(5)),
+            behind(1, 3, vec![]),
         ],
         Chunk::Eager { .. } => vec![
             rts(None, AckMode::Immediate, u32::MAX, vec![]),
@@ -239,10 +257,11 @@ pub fn every_kind() -> Vec<Sample> {
     }
 }
 
-/// A frame of these chunks.
+/// A frame of these chunks for who reads NEXT.
 pub fn write(header: &FrameHeader, chunks: &[Sample]) -> Vec<u8> {
     let mut frame = vec![0xaa; 9000];
     let mut headers = FrameWriter::new(&mut frame);
+    headers.shorten(true);
     for (chunk, _) in chunks {
         headers.push(chunk).unwrap();
     }

@@ -51,6 +51,7 @@ pub(in crate::wire) fn any_chunk() -> impl Strategy<Value = (Chunk<'static>, Vec
                     order: b[2],
                 },
                 unasked: b[1],
+                features: n[2],
                 name: ["", "n", "node-17", "knoten-ä"][usize::from(b[3] % 4)],
             };
             let p = payload(&body);
@@ -177,11 +178,49 @@ pub(in crate::wire) fn any_chunk() -> impl Strategy<Value = (Chunk<'static>, Vec
     )
 }
 
+/// Any chunks, often with messages in a row.
+fn any_chunks(
+    len: core::ops::Range<usize>,
+) -> impl Strategy<Value = Vec<(Chunk<'static>, Vec<u8>)>> {
+    let one = (any_chunk(), 0..4u8, any::<bool>());
+    prop::collection::vec(one, len).prop_map(|drawn| {
+        let mut chunks: Vec<(Chunk<'static>, Vec<u8>)> = Vec::new();
+        for ((mut chunk, mut body), after, same_tag) in drawn {
+            if after > 0
+                && let Some((
+                    Chunk::Eager {
+                        stream,
+                        number,
+                        tag,
+                        ack,
+                        ..
+                    },
+                    _,
+                )) = chunks.last()
+            {
+                if chunk.payload().is_none() {
+                    body = vec![after];
+                }
+                chunk = Chunk::Eager {
+                    stream: *stream,
+                    start: None,
+                    number: number.wrapping_add(1),
+                    tag: if same_tag { *tag } else { tag.wrapping_add(1) },
+                    ack: *ack,
+                    payload: payload(&body),
+                };
+            }
+            chunks.push((chunk, body));
+        }
+        chunks
+    })
+}
+
 proptest! {
     // Any frame, cut anywhere behind its headers. Expect: what was written.
     #[test]
-    fn any_frame_round_trips(chunks in prop::collection::vec(any_chunk(), 0..12), cuts in any::<[prop::sample::Index; 2]>()) {
-        let frame = write(&chunks);
+    fn any_frame_round_trips(chunks in any_chunks(0..12), reads_next: bool, cuts in any::<[prop::sample::Index; 2]>()) {
+        let frame = write_for(reads_next, &chunks);
         let header_len = usize::from(u16::from_be_bytes([frame[4], frame[5]]));
         let mut cuts = cuts.map(|cut| header_len + cut.index(frame.len() - header_len + 1));
         cuts.sort();
@@ -200,7 +239,7 @@ proptest! {
 
     #[test]
     fn hostile_frames(
-        chunks in prop::collection::vec(any_chunk(), 1..6),
+        chunks in any_chunks(1..6),
         pokes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
         cut in any::<prop::sample::Index>(),
     ) {
