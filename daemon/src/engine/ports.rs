@@ -33,7 +33,7 @@ use super::questions::Questions;
 
 /// Tokens taken from a ring of a port before the next port has its turn. Messages of 64 bytes fill four frames of an MTU of 1500 then, which
 /// leave with one kick. With half of that 5 % fewer pass in a second; with twice that as many, and the other node waits longer for the first.
-pub const TOKENS_PER_TURN: u32 = 56;
+pub const TOKENS_PER_TURN: u32 = 72;
 
 /// A send in the engine's hands.
 #[derive(Clone, Copy, Debug)]

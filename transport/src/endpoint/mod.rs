@@ -11,7 +11,7 @@
 //! | `receive_stream`, `opening`, `arrival`, `accept`, `commit`, `long_message`, `grants`, `data` | the receiving end: state, streams opening, first chunks, buffers, commits and acknowledgements, ranges, who may send more, DATA |
 //! | `frame`, `late` | a received frame, chunk by chunk; acknowledgements that wait until what came with them is delivered |
 //! | `ports` | ports opening and closing, tokens appearing |
-//! | `transmit`, `turn`, `control`, `train` | what goes into the next frame; the next one of many that differ only in their place |
+//! | `transmit`, `turn`, `burst`, `control`, `train` | what goes into the next frame; short messages in a row; the next frame of many that differ only in their place |
 //! | `timeout`, `stream_timeout`, `timers` | deadlines |
 //! | `restore`, `recall` | taking over from the ledger; idle peers forgotten and met again |
 //! | `counters`, `slab`, `heap` | what happened; tables |
@@ -19,6 +19,7 @@
 mod accept;
 mod answers;
 mod arrival;
+mod burst;
 mod commit;
 mod congestion;
 mod control;
@@ -265,10 +266,7 @@ pub struct Endpoint {
     /// The next frame, as long as nothing happens.
     train: Option<Train>,
     #[cfg(test)]
-    no_trains: bool,
-    /// Frames of trains, but for the first of each.
-    #[cfg(test)]
-    of_trains: u64,
+    shortcuts: Shortcuts,
     /// Peers with something to send, by priority.
     ready: [VecDeque<u32>; 2],
     /// Bytes of high priority until it is low's turn, negative.
@@ -288,6 +286,18 @@ pub struct Endpoint {
     /// The receiving stream asked last whether its sender still knows it.
     ask_next: u32,
     counters: Counters,
+}
+
+/// What went another way than the general one.
+#[cfg(test)]
+#[derive(Debug, Default)]
+struct Shortcuts {
+    /// Nothing may.
+    off: bool,
+    /// Frames of trains, but for the first of each.
+    trains: u64,
+    /// Messages of bursts.
+    bursts: u64,
 }
 
 impl Endpoint {
@@ -312,9 +322,7 @@ impl Endpoint {
             sources: Vec::with_capacity(wire::MAX_CHUNKS),
             train: None,
             #[cfg(test)]
-            no_trains: false,
-            #[cfg(test)]
-            of_trains: 0,
+            shortcuts: Shortcuts::default(),
             ready: [VecDeque::new(), VecDeque::new()],
             low_due: transmit::LOW_DUE_AT_FIRST,
             resets: Resets::new(now),

@@ -58,7 +58,7 @@ impl Endpoint {
             return;
         };
         #[cfg(test)]
-        if self.no_trains {
+        if self.shortcuts.off {
             return;
         }
         // If it were otherwise for another reason, something else would have filled the frame, or come before it.
@@ -134,7 +134,7 @@ impl Endpoint {
         }
         #[cfg(test)]
         {
-            self.of_trains += 1;
+            self.shortcuts.trains += 1;
         }
         self.note_turn(class, transmit.len);
         Some(transmit)

@@ -333,6 +333,8 @@ impl Endpoint {
             w,
             plan,
             counters: &mut self.counters,
+            #[cfg(test)]
+            shortcuts: &mut self.shortcuts,
         };
         let active = &mut entry.active[class];
         let mut blocked = 0;

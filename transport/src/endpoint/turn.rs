@@ -26,7 +26,7 @@ use crate::wire::frame::FRAME_HEADER_LEN;
 use crate::wire::{Chunk, DATA_LEN, Form, FrameWriter, Payload, eager_header_len};
 
 /// An EAGER's chunk header with START; what a whole frame leaves for one message.
-const EAGER_HEADER: usize = 40;
+pub(super) const EAGER_HEADER: usize = 40;
 /// A long message is not split into less than this while a fresh frame would carry more.
 const PIECE_MIN: usize = 512;
 
@@ -98,12 +98,14 @@ pub(super) struct StreamWriter<'a, 'w, 'f> {
     pub w: &'w mut FrameWriter<'f>,
     pub plan: &'a mut Plan,
     pub counters: &'a mut Counters,
+    #[cfg(test)]
+    pub shortcuts: &'a mut super::Shortcuts,
 }
 
 impl StreamWriter<'_, '_, '_> {
     /// As many turns as the stream can take. True if it took any; and how the last one ended, which is not [`Turn::Sent`].
     pub(super) fn turns(&mut self, stream: &mut SendStream) -> (bool, Turn) {
-        let mut any = false;
+        let mut any = self.burst(stream);
         loop {
             match self.turn(stream) {
                 Turn::Sent => any = true,
@@ -525,7 +527,15 @@ impl Plan {
     }
 
     #[inline]
-    fn add(&mut self, chunk: usize, stream: u32, number: u32, id: SendId, offset: u32, len: usize) {
+    pub(super) fn add(
+        &mut self,
+        chunk: usize,
+        stream: u32,
+        number: u32,
+        id: SendId,
+        offset: u32,
+        len: usize,
+    ) {
         if len > 0 {
             self.sources.push(Source {
                 chunk,

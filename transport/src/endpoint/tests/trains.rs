@@ -1,4 +1,4 @@
-//! Two pairs of nodes that are told the same, of which one knows no trains: whatever happens, nobody can tell which.
+//! Two pairs of nodes that are told the same, of which one knows no trains and no bursts: whatever happens, nobody can tell which.
 
 use alloc::format;
 
@@ -7,7 +7,7 @@ use crate::policy::Profile;
 
 /// Everything one pair is asked to do, both do.
 struct Twins {
-    /// With trains, and without.
+    /// With shortcuts, and without.
     pairs: [Pair; 2],
     /// Of the dice that both are asked with.
     random: u64,
@@ -20,14 +20,14 @@ impl Twins {
     fn new(seed: u64, frame: u16, policy: Policy) -> Self {
         // Time stamps have 32 bits.
         let begin = [0, (1 << 32) - 3_000_000][(seed >> 1) as usize % 2];
-        let pair = |no_trains| {
+        let pair = |off| {
             let mut pair = Pair::new(frame);
             pair.now += begin;
             for (node, side) in pair.sides.iter_mut().enumerate() {
                 let mut config = config(node as u16 + 1, frame);
                 config.policy = policy;
                 side.endpoint = Endpoint::new(config, begin);
-                side.endpoint.no_trains = no_trains;
+                side.endpoint.shortcuts.off = off;
                 for other in [1, 2] {
                     side.endpoint.set_node(begin, NodeId(other), frame);
                 }
@@ -69,6 +69,19 @@ impl Twins {
             0 => Priority::High,
             _ => Priority::Low,
         };
+        self.submit(from, stream, len);
+    }
+
+    /// One of many of a stream.
+    fn send_short(&mut self, from: usize) {
+        let len = match self.dice(8) {
+            0 => self.dice(1_500),
+            _ => self.dice(80),
+        };
+        self.submit(from, key(2 - from as u16), len);
+    }
+
+    fn submit(&mut self, from: usize, stream: StreamKey, len: u64) {
         let slot = self.slots.len() as u32;
         let patience = 100_000 << self.dice(24);
         self.slots.push((from, slot, stream));
@@ -80,7 +93,7 @@ impl Twins {
                 id: id(slot, stream),
                 stream,
                 len: len as u32,
-                tag: u64::from(slot),
+                tag: u64::from(slot / 4),
                 deadline: now + patience,
                 ack: crate::policy::AckMode::Policy,
             };
@@ -97,7 +110,14 @@ impl Twins {
             self.both(|pair| {
                 let (now, side) = (pair.now, &mut pair.sides[from]);
                 // What was there before must not matter.
-                let mut frame = vec![if side.endpoint.no_trains { 0x55 } else { 0xaa }; room];
+                let mut frame = vec![
+                    if side.endpoint.shortcuts.off {
+                        0x55
+                    } else {
+                        0xaa
+                    };
+                    room
+                ];
                 let sent = side.endpoint.poll_transmit(now, &mut frame, &mut side.host);
                 side.endpoint.check_consistency();
                 frame.truncate(sent.map_or(0, |sent| sent.len));
@@ -150,7 +170,12 @@ impl Twins {
         let frame = usize::from(self.pairs[0].frame);
         match self.dice(41) {
             0..=5 => self.send(from),
-            6..=18 => {
+            6..=7 => {
+                for _ in 0..self.dice(40) {
+                    self.send_short(from);
+                }
+            }
+            8..=18 => {
                 let at_most = 1 + self.dice(40);
                 self.transmit(from, at_most, frame);
             }
@@ -224,12 +249,15 @@ impl Twins {
         }
     }
 
-    /// Frames of trains, but for the first of each.
-    fn of_trains(&self) -> u64 {
-        let mut sides = self.pairs.iter().flat_map(|pair| &pair.sides);
-        let without = |side: &Side| side.endpoint.no_trains && side.endpoint.of_trains > 0;
-        assert!(!sides.clone().any(without));
-        sides.by_ref().map(|side| side.endpoint.of_trains).sum()
+    /// Frames of trains, but for the first of each, and messages of bursts.
+    fn shortcuts(&self) -> [u64; 2] {
+        let [with, without] = self.pairs.each_ref().map(|pair| {
+            let taken = pair.sides.each_ref().map(|side| &side.endpoint.shortcuts);
+            let sum = |of: fn(&Shortcuts) -> u64| taken.iter().map(|side| of(side)).sum();
+            [sum(|side| side.trains), sum(|side| side.bursts)]
+        });
+        assert_eq!(without, [0, 0]);
+        with
     }
 
     /// All that is remembered, but of the train itself.
@@ -284,7 +312,7 @@ fn also(seed: u64, mut policy: Policy) -> Policy {
 #[test]
 fn nobody_can_tell_a_frame_of_a_train_from_another() {
     for profile in Profile::ALL {
-        let mut of_trains = 0;
+        let (mut of_trains, mut of_bursts) = (0, 0);
         for seed in 1..tries(16) {
             let frame = [1_472, 3_470, 8_972][seed as usize % 3];
             let policy = match profile {
@@ -300,9 +328,13 @@ fn nobody_can_tell_a_frame_of_a_train_from_another() {
                     twins.check_in_full();
                 }
             }
-            of_trains += twins.of_trains();
+            let [trains, bursts] = twins.shortcuts();
+            (of_trains, of_bursts) = (of_trains + trains, of_bursts + bursts);
         }
         let expected = profile.policy().on_timeout != crate::policy::OnTimeout::Resend;
         assert_eq!(of_trains > 500, expected, "{}: {of_trains}", profile.name());
+        // Of a policy without coalescing each message has a frame of its own.
+        let expected = profile.policy().coalesce;
+        assert_eq!(of_bursts > 500, expected, "{}: {of_bursts}", profile.name());
     }
 }

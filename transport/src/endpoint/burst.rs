@@ -1,0 +1,93 @@
+//! Short messages in a row, into one frame.
+//!
+//! Problem: a frame holds a dozen and more short messages, and each took the whole turn of its stream: is anything lost, does anything follow a
+//! request, what holds the stream back, what does the message need, what does the credit cover. Some 230 instructions, to which the answer was the
+//! same each time.
+//!
+//! Idea: if nothing of the stream is out of the ordinary, and it goes on with what never went out, then that stays so while the frame is being
+//! written: only the message, its room and the credit are looked at again. Whatever is not the next short message of the plainest kind ends it,
+//! and [`StreamWriter::turn`] decides as if nobody had looked. It must not be possible to tell from the frames which way a message went
+//! (`tests/trains.rs`).
+//!
+//! Rejected: the same for what is sent again, which is rare and has reasons to stop of its own.
+
+use super::send_stream::{MessageState, SendStream};
+use super::turn::{EAGER_HEADER, StreamWriter};
+use crate::wire::Payload;
+use crate::wire::frame::FRAME_HEADER_LEN;
+
+impl SendStream {
+    /// Nothing of it is lost, asked for, held back or owed, and its receiver knows it: the next message goes out for the first time.
+    #[inline]
+    fn goes_straight_on(&self) -> bool {
+        let held = self.stalled || self.paused || self.holding || self.not_ready.is_some();
+        self.cursor == self.high
+            && self.established
+            && !(held || self.lost || self.reopen)
+            && self.follows.is_none()
+            && self.record.is_some()
+    }
+}
+
+impl StreamWriter<'_, '_, '_> {
+    /// Writes first chunks as long as each is the next short message. True if it wrote any.
+    pub(super) fn burst(&mut self, stream: &mut SendStream) -> bool {
+        if !stream.goes_straight_on() {
+            return false;
+        }
+        #[cfg(test)]
+        if self.shortcuts.off {
+            return false;
+        }
+        let (name, base) = (stream.wire(), stream.base);
+        let first = stream.cursor.wrapping_sub(base) as usize;
+        let end = stream.queue.len().min(self.window as usize);
+        let mut index = first;
+        while index < end {
+            let Some(message) = stream.queue.get_mut(index) else {
+                break;
+            };
+            let request = &message.request;
+            let len = request.len as usize;
+            // In a frame of its own, as `StreamWriter::first` asks.
+            let alone = FRAME_HEADER_LEN + EAGER_HEADER + len;
+            if message.state != MessageState::Live || alone > self.space.min(self.credit) {
+                break;
+            }
+            let number = base.wrapping_add(index as u32);
+            let form = self.w.form(&name, number, request.tag, request.ack);
+            let Some(room) = self.w.room_behind(form.header_len()) else {
+                break;
+            };
+            if len > room || self.space - room + len > self.credit {
+                break;
+            }
+            let payload = Payload {
+                len: len as u16,
+                crc: 0,
+            };
+            let (tag, ack, id) = (request.tag, request.ack, request.id);
+            let pushed = self.w.push_eager(form, &name, number, tag, ack, payload);
+            let Ok(at) = pushed else {
+                break;
+            };
+            self.plan.add(at, self.sender, number, id, 0, len);
+            message.long = false;
+            (message.sent, message.granted) = (len as u32, len as u32);
+            message.goes_out(self.now);
+            index += 1;
+        }
+        if index == first {
+            return false;
+        }
+        self.counters.chunks_sent += (index - first) as u64;
+        #[cfg(test)]
+        {
+            self.shortcuts.bursts += (index - first) as u64;
+        }
+        (self.plan.charged, self.plan.asks) = (true, true);
+        stream.cursor = base.wrapping_add(index as u32);
+        stream.high = stream.cursor;
+        true
+    }
+}
