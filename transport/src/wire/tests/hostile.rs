@@ -56,48 +56,6 @@ fn segmented_at_every_position() {
     }
 }
 
-// NEXT with nothing in front of it, behind what is no message, behind what nobody knows, without a payload, cut short; and one of a newer build, which says
-// more. Expect: refused, and read.
-#[test]
-fn next_that_is_none() {
-    let next = |change: &dyn Fn(&mut Vec<u8>)| {
-        let mut frame = write(&[eager(7, 5, b"a"), eager(8, 6, b"b")]);
-        change(&mut frame);
-        reseal(&mut frame);
-        parse(&[&frame]).err()
-    };
-    let first = FRAME_HEADER_LEN;
-    let second = first + 32;
-    assert_eq!(next(&|_| {}), None);
-    let field = Some(WireError::ChunkField);
-    assert_eq!(next(&|f| f[first] = 24), field);
-    assert_eq!(next(&|f| f[first] = 6), field); // DATA
-    assert_eq!(next(&|f| f[first] = 200), field);
-    assert_eq!(next(&|f| f[second + 1] &= !1), field);
-    // Without its flag the tag is what a newer build appended.
-    assert_eq!(next(&|f| f[second + 1] &= !64), None);
-    // All other flags are reserved.
-    assert_eq!(next(&|f| f[second + 1] = 0xff), None);
-    let resized = |len: u8, flags: u8| {
-        next(&|f| {
-            let by = usize::from(len);
-            f[second + 1] = flags;
-            f[second + 3] = len;
-            f[5] = (second + by) as u8;
-            let payloads = f.split_off(second + 20);
-            f.resize(second + by, 3);
-            f.extend(payloads);
-        })
-    };
-    assert_eq!(resized(24, 65), None);
-    assert_eq!(resized(16, 65), field);
-    assert_eq!(resized(16, 1), None);
-    assert_eq!(resized(8, 1), field);
-    assert_eq!(resized(4, 1), field);
-    assert_eq!(resized(0, 1), Some(WireError::ChunkLength));
-    assert_eq!(resized(18, 1), Some(WireError::ChunkLength));
-}
-
 // Lies told under a valid checksum, each with its reason.
 #[test]
 fn lies() {
