@@ -168,7 +168,7 @@ impl Twins {
     fn happen(&mut self) {
         let from = self.dice(2) as usize;
         let frame = usize::from(self.pairs[0].frame);
-        match self.dice(41) {
+        match self.dice(42) {
             0..=5 => self.send(from),
             6..=7 => {
                 for _ in 0..self.dice(40) {
@@ -219,6 +219,12 @@ impl Twins {
                 });
             }
             39 if self.dice(2) == 0 => self.both(|pair| pair.provide(from, 4)),
+            // Another engine, as far as the other node can tell: all that is under way goes again.
+            41 if self.dice(4) == 0 => self.both(|pair| {
+                let endpoint = &mut pair.sides[from].endpoint;
+                endpoint.config.engine_epoch += 1;
+                endpoint.train = None; // an engine that begins has none
+            }),
             40 if self.dice(4) == 0 => {
                 let (from, gone) = (self.at_work().unwrap_or(from), self.dice(2) as u16 + 1);
                 self.both(|pair| {
@@ -300,7 +306,8 @@ fn id(slot: u32, stream: StreamKey) -> SendId {
 fn also(seed: u64, mut policy: Policy) -> Policy {
     match seed % 4 {
         1 => policy.coalesce = false,
-        2 => policy.eager_budget_buffers = policy.eager_buffers,
+        // Less than a frame of several buffers needs.
+        2 => (policy.eager_buffers, policy.eager_budget_buffers) = (2, 2),
         3 => policy.window_messages = 3,
         _ => {}
     }
