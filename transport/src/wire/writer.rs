@@ -210,7 +210,8 @@ impl<'a> FrameWriter<'a> {
         Ok((index, header))
     }
 
-    /// How many payload bytes a chunk may bring whose header, without payload, is `chunk`'s; `None` if not even the header fits.
+    /// How many payload bytes a chunk may bring whose header, without payload, is `chunk`'s; `None` if not even the header fits. Of
+    /// an EAGER the whole header, though NEXT may do.
     pub fn room_for(&self, chunk: &Chunk<'_>) -> Option<usize> {
         self.room_behind(header_len(chunk))
     }
