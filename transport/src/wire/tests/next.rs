@@ -159,3 +159,28 @@ fn next_that_is_none() {
     assert_eq!(resized(0, 1), Some(WireError::ChunkLength));
     assert_eq!(resized(18, 1), Some(WireError::ChunkLength));
 }
+
+// An EAGER's header said to be NEXT: behind an ACK that is behind an EAGER, and behind an EAGER with START. Expect: refused; and the message after that,
+// which inherits no START.
+#[test]
+fn next_by_hand() {
+    let ack = Chunk::Ack {
+        stream: STREAM,
+        base: 1,
+        received: Received::default(),
+    };
+    let mut frame = write(&[eager(7, 5, b"a"), (ack, vec![]), eager(8, 6, b"b")]);
+    frame[FRAME_HEADER_LEN + 32 + 16] = 24;
+    reseal(&mut frame);
+    assert_eq!(error(&frame), Some(WireError::ChunkField));
+
+    let (mut opening, bytes) = eager(7, 5, b"a");
+    if let Chunk::Eager { start, .. } = &mut opening {
+        *start = Some(7);
+    }
+    let mut frame = write(&[(opening, bytes.clone()), eager(9, 6, b"b")]);
+    frame[FRAME_HEADER_LEN + 36] = 24;
+    reseal(&mut frame);
+    let expected = [(opening, bytes), eager(8, 5, b"b")];
+    assert_eq!(read(&[&frame]).unwrap(), expected);
+}
