@@ -32,7 +32,7 @@ pub(super) const PLAIN_ACK_LEN: usize = PREFIX_LEN + 8 + 4;
 
 // ---- writing ----
 
-/// What an EAGER has in common with the one directly behind it, or its successor has more of.
+/// What NEXT takes from the EAGER directly in front of it, or counts on from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Before {
     pub stream: StreamRef,
