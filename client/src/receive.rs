@@ -41,12 +41,16 @@ enum Said {
     Else(Event),
 }
 
+/// What a rare way found. A type of its own, so that the compiler keeps what is rare apart: a result that the address of is known to a function may
+/// lie nowhere but in memory, and the one of the common way is to be taken apart in registers.
+struct Rare(Result<Option<Event>, PortError>);
+
 impl Port {
     /// The next event, if one is there. Makes no system call (but the first after [`Self::prepare_wait`], which silences the doorbell).
     ///
     /// When the port has been closed, by the daemon for instance, every send still under way is first received as perhaps delivered;
     /// then comes the error.
-    #[inline]
+    #[inline(always)]
     pub fn receive(&mut self) -> Result<Option<Event>, PortError> {
         if self.backlog.is_empty() {
             return self.poll();
@@ -63,7 +67,8 @@ impl Port {
             || self.alarms.any_set()
             || self.memory.forked()
         {
-            return self.poll_all();
+            let Rare(result) = self.poll_all();
+            return result;
         }
         match self.look() {
             Some(said) => self.event(said),
@@ -73,7 +78,11 @@ impl Port {
 
     /// The same where there is more to look at than the ring.
     #[cold]
-    fn poll_all(&mut self) -> Result<Option<Event>, PortError> {
+    fn poll_all(&mut self) -> Rare {
+        Rare(self.poll_everything())
+    }
+
+    fn poll_everything(&mut self) -> Result<Option<Event>, PortError> {
         if self.memory.forked() {
             return Err(PortError::Forked);
         }
@@ -105,7 +114,7 @@ impl Port {
     }
 
     /// What there is when the ring says nothing: faults recovered, the port's end.
-    #[inline]
+    #[inline(always)]
     fn poll_rest(&mut self) -> Result<Option<Event>, PortError> {
         let header = self.memory.engine().header();
         // SYNC(inventory): after the count, what the engine found.
@@ -115,11 +124,16 @@ impl Port {
         if faults == self.faults_seen && word as u32 != state::CLOSED {
             return Ok(None);
         }
-        self.poll_last(faults, word)
+        let Rare(result) = self.poll_last(faults, word);
+        result
     }
 
     #[cold]
-    fn poll_last(&mut self, faults: u32, word: u64) -> Result<Option<Event>, PortError> {
+    fn poll_last(&mut self, faults: u32, word: u64) -> Rare {
+        Rare(self.poll_end(faults, word))
+    }
+
+    fn poll_end(&mut self, faults: u32, word: u64) -> Result<Option<Event>, PortError> {
         if faults != self.faults_seen {
             if let Some(event) = self.next_after_fault(faults)? {
                 return Ok(Some(event));
