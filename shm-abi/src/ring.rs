@@ -178,6 +178,12 @@ impl ConsumerCursor {
         words
     }
 
+    /// Moves our private index past an entry that was looked at ([`SharedRing::peek`]).
+    #[inline]
+    pub fn pass(&mut self) {
+        self.next = self.next.wrapping_add(1);
+    }
+
     /// Gives everything taken so far back to the producer.
     #[inline]
     pub fn release<const W: usize>(&self, ring: SharedRing<'_, W>) {

@@ -251,6 +251,16 @@ impl SendToken {
         ]
     }
 
+    /// Whether the payload lies where payloads may lie.
+    #[inline]
+    fn is_inside(&self, geometry: &PortGeometry) -> bool {
+        if self.flags & FLAG_INLINE != 0 {
+            self.len as usize <= INLINE_BYTES
+        } else {
+            geometry.arena_holds(self.arena_offset, self.len)
+        }
+    }
+
     /// Writes the token, and its payload if that is inline (at most [`INLINE_BYTES`]), into a slot.
     #[inline]
     pub fn store(&self, slot: &[AtomicU64; SEND_SLOT_WORDS], inline: &[u8]) {
@@ -330,17 +340,59 @@ impl Untrusted<SEND_SLOT_WORDS> {
         if contradict {
             return Err(BadToken::Flags);
         }
-        if token.opcode == Opcode::Send {
-            let inside = if token.flags & FLAG_INLINE != 0 {
-                token.len as usize <= INLINE_BYTES
-            } else {
-                geometry.arena_holds(token.arena_offset, token.len)
-            };
-            if !inside {
-                return Err(BadToken::Range);
-            }
+        if token.opcode == Opcode::Send && !token.is_inside(geometry) {
+            return Err(BadToken::Range);
         }
         Ok(token)
+    }
+}
+
+/// What a send has in common with the one before it: all but slot, length, place and tag of its message.
+///
+/// Problem: whoever sends many short messages writes the same words into one slot after another, and each was told from every other order
+/// again. Idea: after a send that made sense, one in the same words makes sense too, but for its place.
+#[derive(Clone, Copy, Debug)]
+pub struct Alike {
+    first: SendToken,
+    order: u32,
+    destination: u32,
+}
+
+impl Alike {
+    /// To this send, which was checked; `None` if it is another order.
+    #[inline]
+    pub fn to(first: &SendToken) -> Option<Self> {
+        let [order, destination, ..] = first.encode();
+        (first.opcode == Opcode::Send).then_some(Self {
+            first: *first,
+            order: order as u32,
+            destination: destination as u32,
+        })
+    }
+
+    /// The send in a slot, of which each word is read once; `None`: anything else, of which [`Untrusted::check`] says what it is.
+    #[inline]
+    pub fn read(
+        &self,
+        slot: &[AtomicU64; SEND_SLOT_WORDS],
+        expected: TokenRef,
+        geometry: &PortGeometry,
+    ) -> Option<SendToken> {
+        let [order, destination, arena_offset, tag, timeout, ..] = slot;
+        let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let (order, destination) = (load(order), load(destination));
+        let token = SendToken {
+            generation: (order >> 32) as u32,
+            len: (destination >> 32) as u32,
+            arena_offset: load(arena_offset),
+            tag: load(tag),
+            ..self.first
+        };
+        let alike = order as u32 == self.order
+            && destination as u32 == self.destination
+            && load(timeout) as u32 == self.first.timeout_us;
+        let known = token.generation != 0 && token.generation == expected.generation;
+        (alike && known && token.is_inside(geometry)).then_some(token)
     }
 }
 

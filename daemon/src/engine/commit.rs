@@ -5,7 +5,7 @@
 //!
 //! | step | stores, in order | the point of no return |
 //! |---|---|---|
-//! | accept a send | ledger copy · **tag** · stream {epoch, next} · ring consumer | tag {generation, number} |
+//! | accept a send, or several of a stream | ledger copy · **tag**, of each · stream {epoch, next} · ring consumer | tag {generation, number} |
 //! | accept a command, or refuse a send | ledger copy, marked local · **tag** · ring consumer | tag |
 //! | complete sends, one or several at once | event · **producer** · tags freed · events_settled | event producer |
 //! | take a receive token | **record, low half** · ring consumer (once per batch) | record |
@@ -154,6 +154,19 @@ pub(super) fn accept(
     let Some(fact) = ledger.sends(port.number()).get(send.id.slot as usize) else {
         return;
     };
+    accept_one(fact, sending, send, record, number);
+    accepted_up_to(ledger, port, record, epoch, number);
+}
+
+/// Accepts one of several sends of a stream, whose ring entries are given back once for all: [`accepted_up_to`].
+#[inline(always)]
+pub(super) fn accept_one(
+    fact: &SendRecord,
+    sending: &Sending,
+    send: &SendRequest,
+    record: RecordId,
+    number: u32,
+) {
     let inline = if sending.inline { INLINE } else { 0 };
     let ack = match send.ack {
         AckMode::Policy => 0,
@@ -182,7 +195,18 @@ pub(super) fn accept(
         &fact.tag,
         pair(send.id.generation, number),
     );
-    // The number is used. If we die before this store, restore takes it from the tag.
+}
+
+/// The sends of a stream are accepted up to this number, and their ring entries taken.
+#[inline(always)]
+pub(super) fn accepted_up_to(
+    ledger: Ledger<'_>,
+    port: &Port,
+    record: RecordId,
+    epoch: u32,
+    number: u32,
+) {
+    // The number is used, and those before it. If we die before this store, restore takes them from the tags.
     if let Some(stream) = ledger.send_streams().get(record.0 as usize) {
         store(
             Point::AcceptNext,
@@ -190,7 +214,7 @@ pub(super) fn accept(
             pair(epoch, number.wrapping_add(1)),
         );
     }
-    // The application may reuse the ring entry. If we die before this store, restore finds the slot tagged and skips the entry.
+    // The application may reuse the ring entries. If we die before this store, restore finds the slots tagged and skips the entries.
     crash_point(Point::AcceptRelease);
     port.release_sends();
 }

@@ -40,6 +40,12 @@ pub struct EngineHost {
     pub latencies: Latencies,
     /// An application was given a message, or the end of a send, in this round.
     pub delivered: bool,
+    /// Takes each token by itself.
+    #[cfg(test)]
+    pub one_by_one: bool,
+    /// Tokens taken in one go with others.
+    #[cfg(test)]
+    pub in_one_go: u64,
     /// The token the last engine died of.
     suspect: Suspect,
     /// A deadline for sends that name none, nanoseconds.
@@ -67,6 +73,10 @@ impl EngineHost {
     pub fn new(facts: Facts, default_timeout_ms: u64) -> Self {
         Self {
             ports: PortTable::default(),
+            #[cfg(test)]
+            one_by_one: false,
+            #[cfg(test)]
+            in_one_go: 0,
             suspect: Suspect::default(),
             latencies: Latencies::adopt(facts.ledger()),
             delivered: false,
@@ -222,6 +232,17 @@ impl EngineHost {
             .working_token
             .store(word, Ordering::Release);
         Some(())
+    }
+
+    #[cfg(test)]
+    pub(super) fn set_suspect(&mut self, suspect: Suspect) {
+        self.suspect = suspect;
+    }
+
+    /// The token the last engine died of.
+    #[inline]
+    pub(super) fn suspect(&self) -> Suspect {
+        self.suspect
     }
 
     /// The token taken last is done with.

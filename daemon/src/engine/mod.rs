@@ -27,6 +27,7 @@
 //! | `counters.rs`, `latency.rs` | what is counted |
 //! | `tap.rs` | copies of frames, for who captures them |
 
+mod alike;
 pub(crate) mod bell;
 mod briefing;
 mod buffers;

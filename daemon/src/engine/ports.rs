@@ -10,6 +10,8 @@
 //!
 //! Work per port and call is bounded by [`TOKENS_PER_TURN`], so that no client can starve another.
 
+mod sends;
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -21,7 +23,7 @@ use portolan_abi::ledger::Ledger;
 use portolan_abi::memory::{ClientHalf, EngineHalf};
 use portolan_abi::port::{CloseReason, PortGeometry, READS_ENDS, state};
 use portolan_abi::ring::{ConsumerCursor, ProducerCursor, SharedRing};
-use portolan_abi::token::{BadToken, SendToken, TokenRef, Untrusted};
+use portolan_abi::token::{SendToken, TokenRef, Untrusted};
 use portolan_transport::ident::Nanos;
 
 use super::buffers::Buffers;
@@ -204,95 +206,7 @@ impl Port {
         self.fault.get_or_insert(reason);
     }
 
-    // ---- send tokens ----
-
-    /// Whether send tokens wait.
-    #[inline]
-    pub(super) fn has_sends(&self) -> bool {
-        self.send_cursor.available(self.send_ring()) != Ok(0)
-    }
-
-    /// Send tokens that wait, at most a turn's worth.
-    pub(super) fn sends_waiting(&mut self) -> u32 {
-        match self.send_cursor.available(self.send_ring()) {
-            Ok(available) => available.min(TOKENS_PER_TURN),
-            Err(_) => {
-                self.fail(CloseReason::RingJump);
-                0
-            }
-        }
-    }
-
-    /// Takes the next entry of the send ring, which is not empty. `None`: the port has failed.
-    #[inline]
-    pub(super) fn take_send(&mut self, ledger: Ledger<'_>, now: Nanos) -> Option<Taken> {
-        let ring = self.client.send_ring(&self.engine);
-        let entry = TokenRef::decode(self.send_cursor.take(ring)[0]);
-        let (slots, facts) = (self.client.send_slots(), ledger.sends(self.number));
-        let place = entry.slot as usize;
-        let (Some(slot), Some(fact)) = (slots.get(place), facts.get(place)) else {
-            self.fail(CloseReason::BadToken);
-            return None;
-        };
-        if fact.tag.load(Ordering::Relaxed) != 0 {
-            // Still under way: no application that follows the rules offers it.
-            self.fail(CloseReason::BadToken);
-            return None;
-        }
-        match Untrusted::read_header(slot).check(entry, &self.geometry) {
-            Ok(token) => {
-                self.note_sending(entry.slot, &token, now);
-                Some(Taken::Token(entry.slot, token))
-            }
-            Err(BadToken::Slot | BadToken::Generation | BadToken::InUse) => {
-                self.fail(CloseReason::BadToken);
-                None
-            }
-            Err(
-                BadToken::Opcode
-                | BadToken::Flags
-                | BadToken::Priority
-                | BadToken::Range
-                | BadToken::Destination,
-            ) => Some(Taken::Refused(entry.slot, entry.generation)),
-        }
-    }
-
-    fn note_sending(&mut self, slot: u32, token: &SendToken, now: Nanos) {
-        if let Some(sending) = self.sends.get_mut(slot as usize) {
-            *sending = Sending {
-                generation: token.generation,
-                inline: token.flags & portolan_abi::token::FLAG_INLINE != 0,
-                len: token.len,
-                arena_offset: token.arena_offset,
-                taken_at: now,
-            };
-        }
-    }
-
-    /// Gives the entries taken from the send ring back to the application.
-    pub(super) fn release_sends(&self) {
-        self.send_cursor.release(self.send_ring());
-    }
-
-    /// After a takeover: passes over entries whose slot was accepted before the predecessor could say so.
-    pub(super) fn skip_accepted(&mut self, ledger: Ledger<'_>) {
-        let mut waiting = self.sends_waiting();
-        while waiting > 0 {
-            let entry = TokenRef::decode(self.send_ring().peek(self.send_cursor.next())[0]);
-            let tag = ledger
-                .sends(self.number)
-                .get(entry.slot as usize)
-                .map_or(0, |fact| fact.tag.load(Ordering::Acquire));
-            if tag == 0 || (tag >> 32) as u32 != entry.generation {
-                break;
-            }
-            self.send_cursor.take(self.client.send_ring(&self.engine));
-            waiting -= 1;
-        }
-        crash_point(Point::SkipAccepted);
-        self.release_sends();
-    }
+    // ---- sends under way ----
 
     /// The send in a slot, if it is of this generation.
     pub(super) fn sending(&self, slot: u32, generation: u32) -> Option<&Sending> {

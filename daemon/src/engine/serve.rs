@@ -14,6 +14,7 @@ use portolan_transport::ident::{Nanos, NodeId, PortId};
 use crate::engine_link::{FromEngine, PeerReport, Route, ToEngine};
 
 use super::Engine;
+use super::alike::take_alike;
 use super::briefing::{open_port, port_parts};
 use super::commit;
 use super::control::{Incoming, Link};
@@ -82,18 +83,25 @@ fn serve_tokens(
         Some(_) => 0,
     };
     let mut to_us = false;
-    for _ in 0..waiting {
+    let mut left = waiting;
+    while left > 0 {
         any = true;
         let Some(taken) = host.take_token(number) else {
             break;
         };
         counters.send_tokens += 1;
+        left -= 1;
         match taken {
             // Nearly all are; they need not be told from other orders again.
             Taken::Token(slot, token) if token.opcode == Opcode::Send => {
                 to_us |= token.node == endpoint.config().node.0;
                 let send = host.request(number, slot, &token, now);
-                submit(now, &send, host, endpoint, counters);
+                let accepted = submit(now, &send, host, endpoint, counters);
+                if accepted && left > 0 {
+                    let more = take_alike(&token, &send, left, host, endpoint);
+                    counters.send_tokens += u64::from(more);
+                    left -= more;
+                }
             }
             taken => {
                 let order = host.order(number, &taken, now);
@@ -139,6 +147,7 @@ fn take_buffers(
     taken > 0
 }
 
+/// Whether it was accepted; if not, it has ended.
 #[inline]
 fn submit(
     now: Nanos,
@@ -146,16 +155,18 @@ fn submit(
     host: &mut EngineHost,
     endpoint: &mut Endpoint,
     counters: &mut EngineCounters,
-) {
-    if host.draining {
-        counters.send_tokens_refused += 1;
-        return host.finish_locally(send.id, DRAINED);
-    }
-    if let Err(reason) = endpoint.submit(now, send, host) {
-        counters.send_tokens_refused += 1;
-        let end = commit::outcome(SendStatus::NotDelivered(reason));
-        host.finish_locally(send.id, end);
-    }
+) -> bool {
+    let end = if host.draining {
+        DRAINED
+    } else {
+        match endpoint.submit(now, send, host) {
+            Ok(()) => return true,
+            Err(reason) => commit::outcome(SendStatus::NotDelivered(reason)),
+        }
+    };
+    counters.send_tokens_refused += 1;
+    host.finish_locally(send.id, end);
+    false
 }
 
 /// There was no room to ask about every message that came; as soon as there is, those that wait are offered again.
@@ -178,7 +189,7 @@ fn carry_out(
     counters: &mut EngineCounters,
 ) {
     match order {
-        Order::Send(send) => submit(now, &send, host, endpoint, counters),
+        Order::Send(send) => _ = submit(now, &send, host, endpoint, counters),
         Order::Resume(id, stream) => {
             endpoint.resume_sending(now, stream);
             host.finish_locally(id, commit::DONE);

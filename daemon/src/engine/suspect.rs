@@ -37,6 +37,12 @@ impl Suspect {
         }
     }
 
+    /// Did the predecessor die of this?
+    #[inline]
+    pub(super) fn is(&self, word: u64) -> bool {
+        self.word == word
+    }
+
     /// The word to store before working on this. `None`: leave it alone, two have died of it.
     #[inline]
     pub(super) fn meet(&mut self, word: u64) -> Option<u64> {

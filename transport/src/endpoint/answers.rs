@@ -295,8 +295,8 @@ impl Endpoint {
         let Some(message) = stream.queue.get_mut(index) else {
             return;
         };
-        if message.state != MessageState::Live || granted > message.request.len {
-            self.counters.protocol_violations += u64::from(granted > message.request.len);
+        if message.state != MessageState::Live || granted > message.len {
+            self.counters.protocol_violations += u64::from(granted > message.len);
             return;
         }
         if !message.long {
@@ -404,7 +404,7 @@ impl Endpoint {
             Some(message) => match message.state {
                 MessageState::Null(reason) => reason,
                 // Our predecessor gave it up when it was time; our own timer has not looked yet.
-                _ if message.restored && message.request.deadline <= now => Reason::Deadline,
+                _ if message.restored && message.deadline <= now => Reason::Deadline,
                 // A cancel that died with our predecessor; or a refusal, whose reason died with the receiver's.
                 _ if message.restored => Reason::Cancelled,
                 _ => Reason::Refused,

@@ -47,15 +47,14 @@ impl StreamWriter<'_, '_, '_> {
             let Some(message) = stream.queue.get_mut(index) else {
                 break;
             };
-            let request = &message.request;
-            let len = request.len as usize;
+            let len = message.len as usize;
             // In a frame of its own, as `StreamWriter::first` asks.
             let alone = FRAME_HEADER_LEN + EAGER_HEADER + len;
             if message.state != MessageState::Live || alone > self.space.min(self.credit) {
                 break;
             }
             let number = base.wrapping_add(index as u32);
-            let form = self.w.form(&name, number, request.tag, request.ack);
+            let form = self.w.form(&name, number, message.tag, message.ack);
             let Some(room) = self.w.room_behind(form.header_len()) else {
                 break;
             };
@@ -66,7 +65,7 @@ impl StreamWriter<'_, '_, '_> {
                 len: len as u16,
                 crc: 0,
             };
-            let (tag, ack, id) = (request.tag, request.ack, request.id);
+            let (tag, ack, id) = (message.tag, message.ack, message.id);
             let pushed = self.w.push_eager(form, &name, number, tag, ack, payload);
             let Ok(at) = pushed else {
                 break;

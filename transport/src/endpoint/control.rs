@@ -324,7 +324,7 @@ pub(super) fn sender_chunks(
         let total = stream
             .index(number)
             .and_then(|index| stream.queue.get(index))
-            .map_or(0, |message| message.request.len);
+            .map_or(0, |message| message.len);
         let start = stream.start();
         push(
             w,

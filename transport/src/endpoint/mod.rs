@@ -298,6 +298,8 @@ struct Shortcuts {
     trains: u64,
     /// Messages of bursts.
     bursts: u64,
+    /// Sends accepted in one go with the one before them.
+    more: u64,
 }
 
 impl Endpoint {

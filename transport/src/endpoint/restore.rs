@@ -169,7 +169,7 @@ impl Endpoint {
         };
         let base = next.wrapping_sub(count as u32);
         // What is missing was settled: only its number may still be owed.
-        let mut gap = Message::new(sends[0].request);
+        let mut gap = Message::new(&sends[0].request);
         gap.state = MessageState::Hole;
         stream.queue.extend(core::iter::repeat_n(gap, count));
         (stream.base, stream.cursor, stream.high) = (base, base, next);
@@ -178,7 +178,7 @@ impl Endpoint {
             let index = send.number.wrapping_sub(base) as usize;
             match stream.queue.get_mut(index) {
                 Some(message) if message.state == MessageState::Hole => {
-                    *message = Message::new(send.request);
+                    *message = Message::new(&send.request);
                     message.restored = true;
                 }
                 _ => self.orphans.sends.push(send.request.id),

@@ -30,7 +30,8 @@ use alloc::collections::VecDeque;
 use super::round_trip::STAMP_GOOD_FOR;
 use super::slab::NONE;
 use crate::host::{Reason, SendRequest, SendStatus};
-use crate::ident::{Nanos, RecordId, StreamKey, serial_lt};
+use crate::ident::{Nanos, RecordId, SendId, StreamKey, serial_lt};
+use crate::policy::AckMode;
 use crate::wire::StreamRef;
 use crate::wire::chunk::Range;
 
@@ -57,10 +58,14 @@ pub(super) enum MessageState {
     Done,
 }
 
-/// An accepted message.
+/// An accepted message. Hundreds of short ones are under way at a time, so it keeps of its request only what its stream does not say.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message {
-    pub request: SendRequest,
+    pub id: SendId,
+    pub len: u32,
+    pub tag: u64,
+    pub deadline: Nanos,
+    pub ack: AckMode,
     pub state: MessageState,
     /// Sent as RTS; `granted` and `sent` count.
     pub long: bool,
@@ -89,9 +94,14 @@ pub(super) struct Message {
 }
 
 impl Message {
-    pub(super) fn new(request: SendRequest) -> Self {
+    #[inline]
+    pub(super) fn new(request: &SendRequest) -> Self {
         Self {
-            request,
+            id: request.id,
+            len: request.len,
+            tag: request.tag,
+            deadline: request.deadline,
+            ack: request.ack,
             state: MessageState::Live,
             long: false,
             granted: 0,
@@ -416,7 +426,7 @@ impl SendStream {
             .queue
             .iter()
             .filter(|message| message.state == MessageState::Live)
-            .map(|message| message.request.deadline)
+            .map(|message| message.deadline)
             .min()
             .unwrap_or(Nanos::MAX);
     }
@@ -549,7 +559,7 @@ impl SendStream {
                 MessageState::Null(_) => {
                     assert!(self.transmitted(index), "NULL before transmission")
                 }
-                MessageState::Live => assert!(message.sent <= message.request.len),
+                MessageState::Live => assert!(message.sent <= message.len),
                 MessageState::Hole => {}
             }
             assert!(!message.lost || self.lost, "lost and forgotten");

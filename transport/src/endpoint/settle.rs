@@ -62,7 +62,7 @@ impl Endpoint {
         let delivered = messages.filter_map(|message| match message.state {
             MessageState::Live | MessageState::Null(_) => {
                 counters.sends_delivered += 1;
-                Some(message.request.id)
+                Some(message.id)
             }
             MessageState::Hole | MessageState::Done => None,
         });
@@ -87,7 +87,7 @@ impl Endpoint {
         };
         let open = matches!(message.state, MessageState::Live | MessageState::Null(_));
         message.state = MessageState::Done;
-        let id = message.request.id;
+        let id = message.id;
         if stream.not_ready == Some(stream.number(index)) {
             stream.not_ready = None;
         }
@@ -150,7 +150,7 @@ impl Endpoint {
             && let Some(message) = stream.queue.get(index)
         {
             if message.state == MessageState::Live && which(message) {
-                let id = message.request.id;
+                let id = message.id;
                 let status = stream.give_up(index, reason);
                 self.finish(host, Some(id), status);
             }
@@ -188,7 +188,7 @@ impl Endpoint {
                 }
             };
             message.state = MessageState::Done;
-            let id = message.request.id;
+            let id = message.id;
             self.finish(host, Some(id), Some(status));
         }
         self.settled(now, slot, 0);
@@ -231,7 +231,7 @@ impl Endpoint {
                 MessageState::Null(reason) => SendStatus::NotDelivered(reason),
                 MessageState::Hole | MessageState::Done => continue,
             };
-            self.finish(host, Some(message.request.id), Some(status));
+            self.finish(host, Some(message.id), Some(status));
         }
         if let Some(stream) = self.send.get_mut(slot) {
             (stream.base, stream.cursor, stream.high) = (next, next, next);

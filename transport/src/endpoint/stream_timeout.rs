@@ -71,9 +71,7 @@ impl Endpoint {
             return;
         };
         if stream.deadline <= now {
-            self.give_up_where(now, slot, Reason::Deadline, host, |m| {
-                m.request.deadline <= now
-            });
+            self.give_up_where(now, slot, Reason::Deadline, host, |m| m.deadline <= now);
         }
         let Some(stream) = self.send.get_mut(slot) else {
             return;

@@ -15,11 +15,67 @@
 use super::send_stream::{Message, MessageState, SendStream, UNSETTLED_MAX, pauses};
 use super::slab::NONE;
 use super::timers::Owner;
-use super::{Endpoint, PeerState};
+use super::{Counters, Endpoint, PeerState};
 use crate::host::{Host, Reason, SendRequest, SendStatus};
 use crate::ident::{Nanos, NodeId, PORTS, Peer, Priority, RecordId, SendId, StreamKey};
 
+/// The stream of a send that was just accepted, to accept more like it.
+pub struct More<'a> {
+    first: &'a SendRequest,
+    stream: &'a mut SendStream,
+    record: RecordId,
+    counters: &'a mut Counters,
+}
+
+impl More<'_> {
+    /// The stream's record and epoch.
+    #[inline]
+    pub fn record(&self) -> (RecordId, u32) {
+        (self.record, self.stream.epoch)
+    }
+
+    /// The number of the next send; `None` if the stream takes no more now.
+    #[inline]
+    pub fn number(&self) -> Option<u32> {
+        (self.stream.queue.len() < UNSETTLED_MAX).then(|| self.stream.next())
+    }
+
+    /// The next send, if this is its token.
+    #[inline]
+    pub fn next(&self, id: SendId, len: u32, tag: u64) -> SendRequest {
+        SendRequest {
+            id,
+            len,
+            tag,
+            ..*self.first
+        }
+    }
+
+    /// Takes a send of [`Self::next`], which was made durable under [`Self::number`].
+    #[inline]
+    pub fn push(&mut self, send: &SendRequest) {
+        // No earlier deadline than that of the first, for which the timer is armed.
+        self.stream.queue.push_back(Message::new(send));
+        self.counters.sends_accepted += 1;
+    }
+}
+
 impl Endpoint {
+    /// Right after [`Self::submit`] accepted a send, nothing having been asked for since: its stream, for more that differ from it only in token,
+    /// length and tag. Whoever takes them makes each durable as [`Host::accept`] would. `None`: they have to be submitted.
+    #[inline]
+    pub fn more<'a>(&'a mut self, first: &'a SendRequest) -> Option<More<'a>> {
+        let slot = self.goes_on(&first.stream)?;
+        let stream = self.send.get_mut(slot)?;
+        let record = stream.record?;
+        Some(More {
+            first,
+            stream,
+            record,
+            counters: &mut self.counters,
+        })
+    }
+
     /// Accepts a send: gives it its number and makes it durable. `Err`: nothing was accepted; the caller completes the token.
     pub fn submit<H: Host>(
         &mut self,
@@ -43,7 +99,7 @@ impl Endpoint {
             return Err(Reason::NoResources);
         }
         host.accept(send, record, stream.epoch, stream.next());
-        stream.queue.push_back(Message::new(*send));
+        stream.queue.push_back(Message::new(send));
         self.counters.sends_accepted += 1;
         // The stream's timer is armed for its earliest deadline, or earlier.
         if send.deadline < stream.deadline {
@@ -122,7 +178,7 @@ impl Endpoint {
         };
         let found = self.send.get_mut(slot).and_then(|stream| {
             let mut queue = stream.queue.iter_mut();
-            queue.find(|m| m.request.id == id && m.state == MessageState::Live)
+            queue.find(|m| m.id == id && m.state == MessageState::Live)
         });
         if let Some(message) = found {
             message.cancelled = true;
@@ -170,7 +226,7 @@ impl Endpoint {
             let Some(stream) = self.send.get_mut(slot) else {
                 return;
             };
-            let id = stream.queue.get(index).map(|message| message.request.id);
+            let id = stream.queue.get(index).map(|message| message.id);
             let status = stream.give_up(index, Reason::Dropped);
             self.finish(host, id, status);
         }
@@ -377,7 +433,7 @@ impl Endpoint {
             match message.state {
                 MessageState::Null(reason) => {
                     message.state = MessageState::Hole;
-                    let id = message.request.id;
+                    let id = message.id;
                     stream.paused |= pauses(reason);
                     self.finish(host, Some(id), Some(SendStatus::NotDelivered(reason)));
                 }

@@ -154,7 +154,7 @@ impl Endpoint {
             "of another, or something is asked for again"
         );
         assert_eq!(
-            message.map(|m| (m.request.id, m.state, m.sent, m.granted)),
+            message.map(|m| (m.id, m.state, m.sent, m.granted)),
             Some((filled.id, MessageState::Live, filled.taken.to, filled.until)),
             "of another send, or from another place"
         );

@@ -215,7 +215,7 @@ impl StreamWriter<'_, '_, '_> {
         let Some(message) = stream.queue.get(index) else {
             return Turn::Nothing;
         };
-        let alone = FRAME_HEADER_LEN + EAGER_HEADER + message.request.len as usize;
+        let alone = FRAME_HEADER_LEN + EAGER_HEADER + message.len as usize;
         let whole =
             alone <= self.space && (alone <= self.credit || !self.asks_first || self.plan.charged);
         if whole {
@@ -232,8 +232,8 @@ impl StreamWriter<'_, '_, '_> {
         let Some(message) = stream.queue.get_mut(index) else {
             return Turn::Nothing;
         };
-        let (id, total) = (message.request.id, message.request.len);
-        let (tag, ack) = (message.request.tag, message.request.ack);
+        let (id, total) = (message.id, message.len);
+        let (tag, ack) = (message.tag, message.ack);
         let form = match start {
             None => self.w.form(&name, number, tag, ack),
             Some(_) => Form::Eager,
@@ -292,21 +292,21 @@ impl StreamWriter<'_, '_, '_> {
         let Some(message) = stream.queue.get_mut(index) else {
             return Turn::Nothing;
         };
-        let request = message.request;
+        let (id, all, tag, ack) = (message.id, message.len, message.tag, message.ack);
         let chunk = |len: usize, unasked: bool| Chunk::Rts {
             stream: name,
             start,
             number,
-            tag: request.tag,
-            ack: request.ack,
-            total: request.len,
+            tag,
+            ack,
+            total: all,
             unasked,
             payload: Payload {
                 len: len as u16,
                 crc: 0,
             },
         };
-        let total = request.len as usize;
+        let total = all as usize;
         let Some((room, used)) = self.room(&chunk(0, false)) else {
             return Turn::Full;
         };
@@ -319,13 +319,13 @@ impl StreamWriter<'_, '_, '_> {
             return Turn::Full;
         }
         let len = room.min(paid).min(total);
-        let ahead = self.unasked.min(request.len);
+        let ahead = self.unasked.min(all);
         let follows = len > 0 && self.covers(ahead.saturating_sub(len as u32));
         let Ok(at) = push(self.w, self.counters, &chunk(len, follows)) else {
             return Turn::Full;
         };
         self.plan.charged |= len > 0;
-        self.plan.add(at, self.sender, number, request.id, 0, len);
+        self.plan.add(at, self.sender, number, id, 0, len);
         message.long = true;
         message.unasked = if follows { ahead } else { 0 };
         (message.sent, message.granted) = (len as u32, message.unasked.max(len as u32));
@@ -371,7 +371,7 @@ impl StreamWriter<'_, '_, '_> {
                 stream.resend.pop_front();
                 continue;
             };
-            let id = message.request.id;
+            let id = message.id;
             return match self.piece(stream, number, id, range, false) {
                 Err(turn) => turn,
                 Ok(taken) => {
@@ -438,7 +438,7 @@ impl StreamWriter<'_, '_, '_> {
             return Turn::Nothing;
         };
         let unasked = message.sent < message.unasked;
-        let (from, id) = (message.sent, message.request.id);
+        let (from, id) = (message.sent, message.id);
         let to = match unasked {
             true => message.unasked,
             false => message.granted,

@@ -198,6 +198,24 @@ impl Engine {
         self.endpoint.check_consistency();
     }
 
+    /// Everything the transport counted.
+    #[cfg(test)]
+    pub fn counted(&self) -> Vec<u64> {
+        let transport = self.endpoint.counters().iter();
+        let own = [
+            self.counters.send_tokens,
+            self.counters.send_tokens_refused,
+            self.counters.receive_tokens,
+        ];
+        transport.map(|(.., count)| count).chain(own).collect()
+    }
+
+    /// What serves its applications.
+    #[cfg(test)]
+    pub fn host(&mut self) -> &mut EngineHost {
+        &mut self.host
+    }
+
     /// What the transport counted.
     pub fn counter(&self, name: &str) -> u64 {
         let mut all = self.endpoint.counters().iter();

@@ -25,7 +25,7 @@ use portolan_transport::ident::Nanos;
 
 pub use application::{Application, Fate, Message};
 pub use engine::{Engine, TakeOver};
-pub use memory::{Image, Memory, Progress};
+pub use memory::{Image, Memory, Progress, geometry};
 pub use ping_pong::PingPong;
 pub use script::Script;
 pub use stream::{Meter, Part, Stream, StreamMemories};

@@ -1,5 +1,6 @@
 //! The engine's tests that need a port and a ledger: what survives an engine, in real memory, without processes.
 
+mod alike;
 mod answers;
 mod crash;
 mod ends;

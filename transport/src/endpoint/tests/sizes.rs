@@ -23,7 +23,7 @@ fn sizes() {
             size_of::<ReceiveStream>(),
             320,
         ),
-        ("message unsettled", size_of::<Message>(), 128),
+        ("message unsettled", size_of::<Message>(), 72),
         ("message accepted", size_of::<Incoming>(), 64),
         ("long message being placed", size_of::<LongMessage>(), 448),
         ("node configured", size_of::<(NodeId, Node)>(), 8),

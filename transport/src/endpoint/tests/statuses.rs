@@ -399,3 +399,46 @@ fn statuses_are_never_a_guess() {
         pair.check_deliveries();
     }
 }
+
+// As many numbers unsettled as a stream may have, the last ones accepted in one go. Expect: no more are taken, by either way.
+#[test]
+fn more_of_a_stream_end_where_sends_do() {
+    let mut pair = Pair::new(1_472);
+    pair.send(0, 2, 64, Nanos::MAX);
+    assert!(pair.run_until(SECOND, Pair::all_settled));
+    let (now, side) = (pair.now, &mut pair.sides[0]);
+    let stream = StreamKey {
+        local: PortId(5),
+        node: NodeId(2),
+        remote: PortId(5),
+        priority: Priority::Low,
+    };
+    let request = |slot: u32| SendRequest {
+        id: SendId {
+            port: PortId(5),
+            slot,
+            generation: 1,
+        },
+        stream,
+        len: 0,
+        tag: 0,
+        deadline: u64::MAX,
+        ack: crate::policy::AckMode::Policy,
+    };
+    let first = request(1_000);
+    side.endpoint.submit(now, &first, &mut side.host).unwrap();
+    let mut taken = 0;
+    while let Some(mut more) = side.endpoint.more(&first)
+        && let Some(number) = more.number()
+    {
+        let (record, epoch) = more.record();
+        let send = more.next(request(2_000 + taken).id, 0, 0);
+        side.host.accept(&send, record, epoch, number);
+        more.push(&send);
+        taken += 1;
+        assert!(taken < 5_000);
+    }
+    let one_more = side.endpoint.submit(now, &request(9_000), &mut side.host);
+    assert_eq!(one_more, Err(Reason::NoResources));
+    assert!(taken > 1_000, "{taken}");
+}

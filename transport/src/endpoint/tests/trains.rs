@@ -1,4 +1,4 @@
-//! Two pairs of nodes that are told the same, of which one knows no trains and no bursts: whatever happens, nobody can tell which.
+//! Two pairs of nodes that are told the same, of which one knows no trains and no bursts and takes each send by itself: whatever happens, nobody can tell which.
 
 use alloc::format;
 
@@ -69,36 +69,59 @@ impl Twins {
             0 => Priority::High,
             _ => Priority::Low,
         };
-        self.submit(from, stream, len);
+        self.submit(from, stream, &[len]);
     }
 
-    /// One of many of a stream.
+    /// Some of many of a stream, one after another.
     fn send_short(&mut self, from: usize) {
-        let len = match self.dice(8) {
-            0 => self.dice(1_500),
-            _ => self.dice(80),
-        };
-        self.submit(from, key(2 - from as u16), len);
+        let some = 1 + self.dice(4);
+        let lens: Vec<u64> = (0..some)
+            .map(|_| match self.dice(8) {
+                0 => self.dice(1_500),
+                _ => self.dice(80),
+            })
+            .collect();
+        self.submit(from, key(2 - from as u16), &lens);
     }
 
-    fn submit(&mut self, from: usize, stream: StreamKey, len: u64) {
-        let slot = self.slots.len() as u32;
+    /// Sends in a row, which one of the two takes in one go.
+    fn submit(&mut self, from: usize, stream: StreamKey, lens: &[u64]) {
+        let first = self.slots.len() as u32;
         let patience = 100_000 << self.dice(24);
-        self.slots.push((from, slot, stream));
+        let slots = first..first + lens.len() as u32;
+        self.slots
+            .extend(slots.clone().map(|slot| (from, slot, stream)));
         self.both(|pair| {
             let (now, side) = (pair.now, &mut pair.sides[from]);
-            let bytes = (0..len).map(|i| (i as u8).wrapping_mul(31) ^ slot as u8);
-            side.host.payloads.insert(slot, bytes.collect());
-            let request = SendRequest {
-                id: id(slot, stream),
-                stream,
-                len: len as u32,
-                tag: u64::from(slot / 4),
-                deadline: now + patience,
-                ack: crate::policy::AckMode::Policy,
-            };
-            if side.endpoint.submit(now, &request, &mut side.host).is_err() {
-                side.host.payloads.remove(&slot);
+            let (endpoint, host) = (&mut side.endpoint, &mut side.host);
+            let mut accepted: Option<SendRequest> = None;
+            for (slot, &len) in slots.clone().zip(lens) {
+                let bytes = (0..len).map(|i| (i as u8).wrapping_mul(31) ^ slot as u8);
+                host.payloads.insert(slot, bytes.collect());
+                let request = SendRequest {
+                    id: id(slot, stream),
+                    stream,
+                    len: len as u32,
+                    tag: u64::from(slot / 4),
+                    deadline: now + patience,
+                    ack: crate::policy::AckMode::Policy,
+                };
+                if !endpoint.shortcuts.off
+                    && let Some(first) = &accepted
+                    && let Some(mut more) = endpoint.more(first)
+                    && let Some(number) = more.number()
+                {
+                    let (record, epoch) = more.record();
+                    assert_eq!(more.next(request.id, request.len, request.tag), request);
+                    host.accept(&request, record, epoch, number);
+                    more.push(&request);
+                    endpoint.shortcuts.more += 1;
+                } else if endpoint.submit(now, &request, host).is_ok() {
+                    accepted = Some(request);
+                } else {
+                    host.payloads.remove(&slot);
+                    accepted = None;
+                }
             }
         });
     }
@@ -255,14 +278,18 @@ impl Twins {
         }
     }
 
-    /// Frames of trains, but for the first of each, and messages of bursts.
-    fn shortcuts(&self) -> [u64; 2] {
+    /// Frames of trains, but for the first of each, messages of bursts, and sends in one go with others.
+    fn shortcuts(&self) -> [u64; 3] {
         let [with, without] = self.pairs.each_ref().map(|pair| {
             let taken = pair.sides.each_ref().map(|side| &side.endpoint.shortcuts);
             let sum = |of: fn(&Shortcuts) -> u64| taken.iter().map(|side| of(side)).sum();
-            [sum(|side| side.trains), sum(|side| side.bursts)]
+            [
+                sum(|side| side.trains),
+                sum(|side| side.bursts),
+                sum(|side| side.more),
+            ]
         });
-        assert_eq!(without, [0, 0]);
+        assert_eq!(without, [0, 0, 0]);
         with
     }
 
@@ -319,7 +346,7 @@ fn also(seed: u64, mut policy: Policy) -> Policy {
 #[test]
 fn nobody_can_tell_a_frame_of_a_train_from_another() {
     for profile in Profile::ALL {
-        let (mut of_trains, mut of_bursts) = (0, 0);
+        let (mut of_trains, mut of_bursts, mut in_one_go) = (0, 0, 0);
         for seed in 1..tries(16) {
             let frame = [1_472, 3_470, 8_972][seed as usize % 3];
             let policy = match profile {
@@ -335,13 +362,15 @@ fn nobody_can_tell_a_frame_of_a_train_from_another() {
                     twins.check_in_full();
                 }
             }
-            let [trains, bursts] = twins.shortcuts();
+            let [trains, bursts, more] = twins.shortcuts();
             (of_trains, of_bursts) = (of_trains + trains, of_bursts + bursts);
+            in_one_go += more;
         }
         let expected = profile.policy().on_timeout != crate::policy::OnTimeout::Resend;
         assert_eq!(of_trains > 500, expected, "{}: {of_trains}", profile.name());
         // Of a policy without coalescing each message has a frame of its own.
         let expected = profile.policy().coalesce;
         assert_eq!(of_bursts > 500, expected, "{}: {of_bursts}", profile.name());
+        assert!(in_one_go > 500, "{}: {in_one_go}", profile.name());
     }
 }
