@@ -190,6 +190,17 @@ pub trait Host {
         to: &mut [u8],
     ) -> Result<u32, MemoryFault>;
 
+    /// The same without the checksum, for who computes one over several payloads.
+    #[inline]
+    fn copy_payload(
+        &mut self,
+        send: SendId,
+        offset: u32,
+        to: &mut [u8],
+    ) -> Result<(), MemoryFault> {
+        self.read_payload(send, offset, to).map(|_| ())
+    }
+
     /// **Complete a send**: event → producer index → tag freed → events_settled.
     fn complete(&mut self, send: SendId, status: SendStatus);
 
@@ -229,6 +240,17 @@ pub trait Host {
         offset: u32,
         from: &[u8],
     ) -> Result<u32, MemoryFault>;
+
+    /// The same without the checksum, for payload that was verified.
+    #[inline]
+    fn place_payload(
+        &mut self,
+        buffer: BufferId,
+        offset: u32,
+        from: &[u8],
+    ) -> Result<(), MemoryFault> {
+        self.write_payload(buffer, offset, from).map(|_| ())
+    }
 
     /// **Commit**: event → producer index (the commit point) → stream {base, bits} → slot generation → events_settled. Never
     /// blocks: the event ring holds every token. Only after it returns may the number be acknowledged. An error means the port

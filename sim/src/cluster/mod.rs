@@ -206,6 +206,7 @@ impl Cluster {
             policy: setup.policies[index],
         };
         let mut host = TestHost::new(id, self.book.clone(), setup.first_epoch);
+        host.tagless = id.0.is_multiple_of(2);
         host.max_records = setup.max_records;
         let mut endpoint = Endpoint::new(config.clone(), self.now);
         for node in 1..=setup.policies.len() {

@@ -1,6 +1,7 @@
 //! What applications were promised, written down outside of everything under test.
 //!
-//! Every message gets an id, carried in its tag; the book knows where it comes from, where it must arrive and with which bytes.
+//! Every message gets an id, carried in its tag, or in its first bytes if its application uses no tags ([`NO_TAG`]); the book knows where it comes
+//! from, where it must arrive and with which bytes.
 //! Hosts report every commit and every completion to it, and its [`Checks`] end the run at the first broken promise.
 
 use std::cell::RefCell;
@@ -230,9 +231,25 @@ impl Book {
     }
 }
 
+/// The tag of messages of at least 8 bytes whose application uses none, so that they can travel in one RUN.
+pub const NO_TAG: u64 = u64::MAX;
+
+/// Spreads an id over a word, and finds it again.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+const GATHER: u64 = 0xf1de_83e1_9937_733d;
+const _: () = assert!(SPREAD.wrapping_mul(GATHER) == 1);
+
 /// Bytes `8 * at..` of message `id`: different between messages and between places.
 fn word(id: u64, at: u64) -> [u8; 8] {
-    (id ^ at).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
+    (id ^ at).wrapping_mul(SPREAD).to_le_bytes()
+}
+
+/// The message with this tag and these first bytes.
+pub fn id_of(tag: u64, bytes: &[u8]) -> u64 {
+    match bytes.first_chunk() {
+        Some(word) if tag == NO_TAG => u64::from_le_bytes(*word).wrapping_mul(GATHER),
+        _ => tag,
+    }
 }
 
 /// Byte `at` of message `id`.

@@ -18,7 +18,7 @@ use portolan_transport::ident::{
 };
 use portolan_transport::policy::AckMode;
 
-use super::book::{Route, SharedBook};
+use super::book::{NO_TAG, Route, SharedBook};
 use super::records::{Record, Records};
 use crate::checks::TokenStep;
 
@@ -81,6 +81,8 @@ pub(super) struct Port {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Send {
     pub(super) request: SendRequest,
+    /// The message's id.
+    pub(super) message: u64,
     /// The tag: record, epoch, number. Set at the accept point.
     pub(super) accepted: Option<(RecordId, u32, u32)>,
     /// Handed to the endpoint, not yet accepted. Volatile.
@@ -111,7 +113,9 @@ pub struct TestHost {
     pub(super) epochs_drawn: u64,
     /// Records of each kind the ledger holds.
     pub max_records: usize,
-    /// Sends whose memory cannot be read, by tag; ports whose buffers cannot be written.
+    /// Its applications use no tags.
+    pub tagless: bool,
+    /// Sends whose memory cannot be read, by id; ports whose buffers cannot be written.
     pub bad_sends: Vec<u64>,
     /// Whether its applications want to be asked about messages; what they answer, in turn (then: accept); and what they were asked.
     pub wants_offers: bool,
@@ -142,6 +146,7 @@ impl TestHost {
             next_epoch: first_epoch,
             epochs_drawn: 0,
             max_records: 1024,
+            tagless: false,
             bad_sends: Vec::new(),
             wants_offers: false,
             verdicts: VecDeque::new(),
@@ -217,7 +222,7 @@ impl TestHost {
     /// Writes a send into the send ring.
     pub fn post(&mut self, route: Route, len: u32, deadline: u64) -> (u64, SendId) {
         assert_eq!(route.from.0, self.node);
-        let tag = self.book.borrow_mut().sent_until(route, len, deadline);
+        let message = self.book.borrow_mut().sent_until(route, len, deadline);
         let id = self.free_slot(route.from.1);
         let stream = StreamKey {
             local: route.from.1,
@@ -229,7 +234,10 @@ impl TestHost {
             id,
             stream,
             len,
-            tag,
+            tag: match self.tagless && len >= 8 {
+                true => NO_TAG,
+                false => message,
+            },
             deadline,
             ack: AckMode::Policy,
         };
@@ -237,12 +245,13 @@ impl TestHost {
             key(id),
             Send {
                 request,
+                message,
                 accepted: None,
                 taken: false,
             },
         );
         self.ring.push_back(id);
-        (tag, id)
+        (message, id)
     }
 
     /// A send slot of the port that holds no live send, under a new generation.
@@ -462,9 +471,9 @@ impl TestHost {
             panic!("{id:?} completed, but there is no such send")
         };
         self.step();
-        self.book.borrow_mut().completed(send.request.tag, status);
+        self.book.borrow_mut().completed(send.message, status);
         self.events.push_back(Event::Completed {
-            id: send.request.tag,
+            id: send.message,
             send: id,
             stream: send.request.stream,
             status,

@@ -8,7 +8,7 @@ use portolan_transport::host::{
 use portolan_transport::ident::{BufferId, Peer, PortId, Priority, RecordId, SendId, StreamKey};
 use portolan_transport::wire::crc32c;
 
-use super::book::{Route, fill, first_difference};
+use super::book::{Route, fill, first_difference, id_of};
 use super::host::{Event, Offered, TestHost, key};
 use super::records::Record;
 use crate::checks::TokenStep;
@@ -55,10 +55,10 @@ impl Host for TestHost {
             offset as usize + to.len() <= known.request.len as usize,
             "payload beyond its end"
         );
-        if self.bad_sends.contains(&known.request.tag) {
+        if self.bad_sends.contains(&known.message) {
             return Err(MemoryFault);
         }
-        fill(known.request.tag, offset, to);
+        fill(known.message, offset, to);
         Ok(crc32c(to))
     }
 
@@ -71,8 +71,9 @@ impl Host for TestHost {
     }
 
     fn offer(&mut self, offer: &Offer<'_>) -> Verdict {
+        let id = id_of(offer.tag, offer.first);
         assert_eq!(
-            first_difference(offer.tag, offer.first),
+            first_difference(id, offer.first),
             None,
             "offered before it was verified"
         );
@@ -83,7 +84,7 @@ impl Host for TestHost {
         });
         let verdict = self.verdicts.pop_front().unwrap_or(Verdict::Accept);
         if let Verdict::Shorten(len) = verdict {
-            self.book.borrow_mut().shortened(offer.tag, len);
+            self.book.borrow_mut().shortened(id, len);
         }
         verdict
     }
@@ -193,15 +194,18 @@ impl Host for TestHost {
             .position(|(t, _)| t.slot == d.buffer.slot)
             .expect("checked");
         let token = &mut p.claimed[index].0;
+        let id;
         {
             let mut book = self.book.borrow_mut();
-            book.committed(route, d.tag, &token.bytes[..d.len as usize]);
+            let bytes = &token.bytes[..d.len as usize];
+            id = id_of(d.tag, bytes);
+            book.committed(route, id, bytes);
             book.token(self.node, d.buffer, token.priority, TokenStep::Delivered);
         }
         token.generation = 0;
         self.memory.push(std::mem::take(&mut token.bytes));
         self.events.push_back(Event::Received {
-            id: d.tag,
+            id,
             stream: d.stream,
             epoch: d.epoch,
             number: d.number,

@@ -35,7 +35,7 @@ use portolan_transport::endpoint::{Config, FrameError};
 use portolan_transport::host::SendStatus;
 use portolan_transport::ident::{Nanos, Peer, PortId, Priority, SendId, StreamKey};
 use portolan_transport::policy::{Order, Policy};
-use portolan_transport::wire::FrameHeader;
+use portolan_transport::wire::{FrameHeader, Rows};
 use portolan_transport::{Endpoint, Host as _};
 
 use crate::checks;
@@ -125,8 +125,8 @@ pub struct Puppet {
     pub unasked: u8,
     /// What its HELLO says that it reads.
     pub features: u32,
-    /// It writes NEXT.
-    pub shortens: bool,
+    /// How it writes messages in a row.
+    pub rows: Rows,
     /// The wire's part of a round trip: frames take so long to be heard.
     pub rtt: Nanos,
     /// What the puppet echoes instead of the newest time stamp it heard.
@@ -213,7 +213,7 @@ impl Puppet {
             credit: policy.eager_buffers,
             unasked: 0,
             features: 0,
-            shortens: false,
+            rows: Rows::InFull,
             rtt: US,
             echo: None,
             priority: Priority::Low,

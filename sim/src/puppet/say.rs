@@ -6,7 +6,7 @@ use portolan_transport::wire::chunk::{Hello, MAX_RANGES, Range, Received};
 use portolan_transport::wire::{Chunk, Payload, StreamRef, crc32c};
 
 use super::{FIRST, OURS, Puppet, THEIRS};
-use crate::harness::book::fill;
+use crate::harness::book::{NO_TAG, fill};
 
 /// A chunk and its payload.
 #[derive(Clone, Debug)]
@@ -236,6 +236,13 @@ impl Puppet {
         self.theirs[number as usize]
     }
 
+    fn tag(&self, id: u64, len: u32) -> u64 {
+        match self.host.tagless && len >= 8 {
+            true => NO_TAG,
+            false => id,
+        }
+    }
+
     /// Bytes `from..to` of the puppet's message.
     fn bytes(id: u64, from: u32, to: u32) -> (Vec<u8>, Payload) {
         let mut bytes = vec![0; (to - from) as usize];
@@ -260,7 +267,7 @@ impl Puppet {
                 stream: self.stream(),
                 start: self.opening(),
                 number: at(number),
-                tag,
+                tag: self.tag(tag, len),
                 ack: AckMode::Policy,
                 payload,
             },

@@ -159,17 +159,15 @@ impl Puppet {
     pub fn frame(&mut self, says: &[Say]) -> Vec<u8> {
         let mut buffer = vec![0; 65_535];
         let mut w = FrameWriter::new(&mut buffer);
-        w.shorten(self.shortens);
-        let places: Vec<usize> = says
-            .iter()
-            .map(|say| w.push(&say.chunk).expect("room"))
-            .collect();
-        let mut payloads = w.finish_headers();
-        let mut charged = 0;
-        for (place, say) in places.into_iter().zip(says) {
-            payloads.payload_mut(place).copy_from_slice(&say.payload);
+        w.shorten(self.rows);
+        let (mut bytes, mut charged) = (Vec::new(), 0);
+        for say in says {
+            w.push(&say.chunk).expect("room");
+            bytes.extend_from_slice(&say.payload);
             charged += say.charge();
         }
+        let mut payloads = w.finish_headers();
+        payloads.payloads_mut().copy_from_slice(&bytes);
         self.sent_buffers = self.sent_buffers.wrapping_add(u32::from(charged > 0));
         let mut header = self.header;
         header.sent_buffers = self.sent_buffers;

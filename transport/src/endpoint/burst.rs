@@ -54,8 +54,8 @@ impl StreamWriter<'_, '_, '_> {
                 break;
             }
             let number = base.wrapping_add(index as u32);
-            let form = self.w.form(&name, number, message.tag, message.ack);
-            let Some(room) = self.w.room_behind(form.header_len()) else {
+            let form = (self.w).form(&name, number, message.tag, message.ack, len);
+            let Some(room) = self.w.room_in(form) else {
                 break;
             };
             if len > room || self.space - room + len > self.credit {

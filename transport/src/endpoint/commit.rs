@@ -92,7 +92,11 @@ impl Endpoint {
             let Ok(buffer) = host.claim(key.local, key.priority, len) else {
                 break;
             };
-            if host.write_payload(buffer, 0, short.bytes) != Ok(short.crc) {
+            let placed = match short.crc {
+                Some(crc) => host.write_payload(buffer, 0, short.bytes) == Ok(crc),
+                None => host.place_payload(buffer, 0, short.bytes).is_ok(),
+            };
+            if !placed {
                 host.release(buffer);
                 break;
             }

@@ -24,8 +24,8 @@ use super::{Endpoint, FrameError, Misfit, PeerEntry, PeerState};
 use crate::host::{Host, Reason};
 use crate::ident::{Nanos, NodeId, Peer, Priority, serial_lt};
 use crate::policy::{UNASKED_UNIT, WINDOW_MAX, misfit_name};
-use crate::wire::FrameHeader;
-use crate::wire::chunk::{Hello, features};
+use crate::wire::chunk::Hello;
+use crate::wire::{FrameHeader, Rows};
 
 /// Wire versions this build speaks.
 pub(super) const WIRE_MIN: u8 = 1;
@@ -379,7 +379,7 @@ impl Endpoint {
         entry.remote_policy = hello.policy;
         entry.remote_window = u32::from(hello.window).clamp(1, WINDOW_MAX);
         entry.remote_unasked = u32::from(hello.unasked) * UNASKED_UNIT;
-        entry.reads_next = hello.features & features::NEXT != 0;
+        entry.rows = Rows::of(hello.features);
         entry.greeted = true;
         if !was_up {
             entry.path.try_again();

@@ -18,7 +18,7 @@ use super::{Misfit, PeerState};
 use crate::ident::{Nanos, Peer, serial_lt};
 use crate::policy::Policy;
 use crate::wire::chunk::PolicyWire;
-use crate::wire::{Chunk, FrameHeader, StreamRef};
+use crate::wire::{Chunk, FrameHeader, Rows, StreamRef};
 
 /// Answers about streams we have no record of, waiting per peer.
 const REPLIES_MAX: usize = 64;
@@ -77,8 +77,8 @@ pub(super) struct PeerEntry {
     pub remote_window: u32,
     /// First bytes of a long message that it takes without a grant.
     pub remote_unasked: u32,
-    /// It reads NEXT.
-    pub reads_next: bool,
+    /// How it reads messages in a row.
+    pub rows: Rows,
     /// Longest frame it says it can receive.
     pub remote_max_frame: u16,
     /// Longest frame sent to it.
@@ -152,7 +152,7 @@ impl PeerEntry {
             remote_policy: PolicyWire::default(),
             remote_window: 1,
             remote_unasked: 0,
-            reads_next: false,
+            rows: Rows::InFull,
             remote_max_frame: u16::MAX,
             max_frame: 0,
             path: Path::default(),
@@ -202,7 +202,7 @@ impl PeerEntry {
         self.credit.void(now, seen);
         self.window = Window::new();
         self.crowded = false;
-        self.reads_next = false; // its successor may be of an older build, and says what it reads
+        self.rows = Rows::InFull; // its successor may be of an older build, and says what it reads
         self.replies.clear();
     }
 

@@ -358,6 +358,7 @@ mod grants;
 mod host;
 mod offers;
 mod round_trips;
+mod runs;
 mod shares;
 mod sizes;
 mod statuses;

@@ -21,7 +21,7 @@ use super::hello::{WIRE_MAX, WIRE_MIN, truncate};
 use super::round_trip::stamp;
 use super::slab::NONE;
 use super::timers::Owner;
-use super::turn::{Plan, StreamWriter, Turn};
+use super::turn::{Plan, Source, StreamWriter, Turn};
 use super::{Config, Endpoint, Transmit};
 use crate::host::{Host, Reason};
 use crate::ident::{Nanos, Peer, Priority};
@@ -146,7 +146,7 @@ impl Endpoint {
         let due = up && entry.credit.due;
         let active = [&entry.active[0], &entry.active[1]].map(|queue| !queue.is_empty());
         let mut w = FrameWriter::new(to.get_mut(..space)?);
-        w.shorten(entry.reads_next);
+        w.shorten(entry.rows);
         let mut plan = Plan::over(core::mem::take(&mut self.sources));
         let mut full = greets && self.handshake(now, slot, &mut w, &mut plan);
         let mut only_low = false;
@@ -239,7 +239,7 @@ impl Endpoint {
             window: self.config.policy.window_messages as u16,
             policy: self.config.policy.wire(),
             unasked: (self.config.policy.unasked() / UNASKED_UNIT) as u8,
-            features: features::NEXT,
+            features: features::NEXT | features::RUN,
             name: &self.config.name,
         };
         if entry.hello_ack_due {
@@ -401,11 +401,15 @@ impl Endpoint {
     ) -> Option<Transmit> {
         let buffers = w.len().div_ceil(BUFFER_BYTES) as u32;
         let mut payloads = w.finish_headers();
-        for source in &plan.sources {
-            payloads.fill(source.chunk, |to| {
-                host.read_payload(source.id, source.offset, to)
-                    .unwrap_or_else(|_| self.unreadable(source.stream, source.number, to))
-            });
+        for sources in plan.sources.chunk_by(|a, b| a.chunk == b.chunk) {
+            match sources {
+                [] => {}
+                [source] => payloads.fill(source.chunk, |to| {
+                    host.read_payload(source.id, source.offset, to)
+                        .unwrap_or_else(|_| self.unreadable(source.stream, source.number, to))
+                }),
+                [first, ..] => payloads.fill(first.chunk, |to| self.read_run(sources, to, host)),
+            }
         }
         let mut header = frame_header(&self.config, now);
         header.crowded = self.is_crowded();
@@ -442,8 +446,26 @@ impl Endpoint {
         })
     }
 
+    /// The payloads of a RUN's messages, all of one length, one behind the other; returns the checksum of them all.
+    #[inline]
+    fn read_run<H: Host>(&mut self, sources: &[Source], to: &mut [u8], host: &mut H) -> u32 {
+        let mut readable = true;
+        let each = (to.len() / sources.len().max(1)).max(1);
+        for (source, piece) in sources.iter().zip(to.chunks_exact_mut(each)) {
+            if host.copy_payload(source.id, source.offset, piece).is_err() {
+                self.unreadable(source.stream, source.number, piece);
+                readable = false;
+            }
+        }
+        // Of what is in the frame, which nobody else writes.
+        match readable {
+            true => crc32c(to),
+            false => !crc32c(to),
+        }
+    }
+
     /// A send's memory cannot be read, for its client is gone: its number goes on as NULL. The rest of the frame must not suffer, so the
-    /// payload goes out with the checksum returned, which cannot match.
+    /// payload goes out with the checksum returned, which cannot match. The other messages of a RUN do: nearly always they are of the same client.
     #[cold]
     pub(super) fn unreadable(&mut self, sender: u32, number: u32, payload: &mut [u8]) -> u32 {
         payload.fill(0);

@@ -30,7 +30,7 @@ pub(super) const EAGER_HEADER: usize = 40;
 /// A long message is not split into less than this while a fresh frame would carry more.
 const PIECE_MIN: usize = 512;
 
-/// Payload that a chunk of the frame still needs.
+/// Payload that a chunk of the frame still needs: all of it, or, of a RUN, its next message's.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Source {
     pub chunk: usize,
@@ -43,7 +43,7 @@ pub(super) struct Source {
 /// The payloads of the frame being written.
 #[derive(Default)]
 pub(super) struct Plan {
-    /// At most one per chunk.
+    /// In the order of the chunks; one per chunk, but of a RUN one per message.
     pub sources: Vec<Source>,
     /// The frame carries unasked payload and is charged to the credit.
     pub charged: bool,
@@ -234,15 +234,14 @@ impl StreamWriter<'_, '_, '_> {
         };
         let (id, total) = (message.id, message.len);
         let (tag, ack) = (message.tag, message.ack);
-        let form = match start {
-            None => self.w.form(&name, number, tag, ack),
-            Some(_) => Form::Eager,
+        let (form, room) = match start {
+            None => {
+                let form = self.w.form(&name, number, tag, ack, total as usize);
+                (form, self.w.room_in(form))
+            }
+            start => (Form::Eager, self.w.room_behind(eager_header_len(start))),
         };
-        let header_len = match start {
-            None => form.header_len(),
-            start => eager_header_len(start),
-        };
-        let used = match self.w.room_behind(header_len) {
+        let used = match room {
             Some(room) if total as usize <= room => self.space.saturating_sub(room),
             _ => return Turn::Full,
         };

@@ -121,6 +121,31 @@ pub struct Hello<'a> {
 pub mod features {
     /// NEXT: an EAGER without what it has in common with the one in front of it.
     pub const NEXT: u32 = 1;
+    /// RUN: several EAGERs of one length. Says nothing without [`NEXT`].
+    pub const RUN: u32 = 2;
+}
+
+/// How messages in a row are written: as whoever receives them can read them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rows {
+    /// Each as EAGER.
+    #[default]
+    InFull,
+    /// As NEXT.
+    Next,
+    /// As NEXT, and as RUN where that is shorter.
+    Run,
+}
+
+impl Rows {
+    /// The shortest for a peer with these bits of [`features`]. RUN by itself is nobody's: who writes it writes NEXT for what has a tag of its own.
+    pub fn of(bits: u32) -> Self {
+        match (bits & features::NEXT != 0, bits & features::RUN != 0) {
+            (false, _) => Self::InFull,
+            (true, false) => Self::Next,
+            (true, true) => Self::Run,
+        }
+    }
 }
 
 /// Most byte ranges `[from, to)` one CTS asks for again.

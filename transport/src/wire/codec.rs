@@ -8,7 +8,7 @@
 use super::chunk::{Chunk, MAX_RANGES, Payload};
 use super::error::WireError;
 use super::fields::{Emit, FLAG_PAYLOAD, FLAG_TAG, Fields, ack_mode, is_unasked};
-use super::plain::{Before, DATA_LEN, PLAIN_ACK_LEN, eager_header_len, plain};
+use super::plain::{Before, DATA_LEN, PLAIN_ACK_LEN, eager_header_len, plain, run_of};
 
 /// Kind, flags, length.
 pub(super) const PREFIX_LEN: usize = 4;
@@ -43,6 +43,7 @@ pub(super) mod kind {
     pub const PATH_PROBE: u8 = 22;
     pub const PATH_ACK: u8 = 23;
     pub const NEXT: u8 = 24;
+    pub const RUN: u8 = 25;
 }
 
 // ---- writing ----
@@ -221,6 +222,8 @@ pub(super) struct Decoded<'a> {
     pub chunk: Option<Chunk<'a>>,
     /// The payload, known kind or not.
     pub payload: Option<Payload>,
+    /// The messages that the payload is of, if the chunk is RUN; else 0. `chunk` is the first of them with the payload of all.
+    pub run: u16,
     /// The rest of the header area.
     pub rest: &'a [u8],
 }
@@ -252,13 +255,14 @@ pub(super) fn decode_any<'a>(
         flags,
         rest: &header[PREFIX_LEN..],
     };
-    let payload = if flags & FLAG_PAYLOAD != 0 {
-        let (len, _reserved, crc) = (fields.u16()?, fields.u16()?, fields.u32()?);
-        Some(Payload { len, crc })
+    let (payload, count) = if flags & FLAG_PAYLOAD != 0 {
+        let (len, count, crc) = (fields.u16()?, fields.u16()?, fields.u32()?);
+        (Some(Payload { len, crc }), count)
     } else {
-        None
+        (None, 0)
     };
-    let chunk = decode_fields(kind, payload, fields, before)?;
+    let run = if kind == kind::RUN { count } else { 0 };
+    let chunk = decode_fields(kind, payload, run, fields, before)?;
     // A known kind has a payload if and only if the flag said so.
     if let Some(chunk) = &chunk
         && chunk.payload().is_some() != payload.is_some()
@@ -268,6 +272,7 @@ pub(super) fn decode_any<'a>(
     Ok(Decoded {
         chunk,
         payload,
+        run,
         rest,
     })
 }
@@ -275,6 +280,7 @@ pub(super) fn decode_any<'a>(
 fn decode_fields<'a>(
     kind: u8,
     payload: Option<Payload>,
+    run: u16,
     mut f: Fields<'a>,
     before: Option<&Before>,
 ) -> Result<Option<Chunk<'a>>, WireError> {
@@ -310,6 +316,11 @@ fn decode_fields<'a>(
                 _ => f.u64()?,
             };
             before.next(tag, payload).chunk()
+        }
+        kind::RUN => {
+            let before = before.ok_or(WireError::ChunkField)?;
+            run_of(payload, run).ok_or(WireError::ChunkField)?;
+            before.next(before.tag, payload).chunk()
         }
         kind::RTS => {
             let (stream, number, tag, total) = (f.stream()?, f.u32()?, f.u64()?, f.u32()?);

@@ -14,7 +14,7 @@ mod plain;
 mod train;
 mod writer;
 
-pub use chunk::{Chunk, Payload, StreamRef};
+pub use chunk::{Chunk, Payload, Rows, StreamRef};
 pub use crc::{crc32c, crc32c_combine};
 pub use error::WireError;
 pub use frame::FrameHeader;

@@ -4,6 +4,10 @@
 //! the chunk headers once and checks every one, so that the [`Frame`] it returns can be walked without errors. It copies nothing
 //! and looks at no payload byte: the payload's CRC is computed by whoever copies it ([`PayloadView::crc`]).
 //!
+//! A RUN's messages share a checksum, and are walked as the EAGERs that they are. So the walk computes it when it comes to the RUN, once: who takes
+//! them by [`Chunks::short`] copies them as they are. Of anybody else, who knows nothing of runs, each gets a checksum of its own, made of
+//! its bytes: the right one if the RUN's was, else one that cannot match.
+//!
 //! Rejected: decoding the chunks into a list (an allocation or a copy per frame); a cursor that fails in the middle (half a frame
 //! believed).
 
@@ -12,7 +16,7 @@ use super::codec::{Decoded, decode};
 use super::crc::crc32c_append;
 use super::error::WireError;
 use super::frame::{FRAME_HEADER_LEN, FrameHeader, Parsed};
-use super::plain::{Before, next_eager, plain_ack};
+use super::plain::{Before, Run, next_eager, plain_ack, plain_run, run_of};
 use crate::policy::AckMode;
 
 /// Up to this length a frame may have bytes after its payloads: Ethernet pads to 60 bytes, and VLAN tags come and go.
@@ -48,12 +52,19 @@ pub fn parse<'a>(segments: &'a [&'a [u8]]) -> Result<Frame<'a>, WireError> {
     let mut payloads = 0usize;
     let mut unknown = 0;
     let mut probe_size = 0;
-    // Whether NEXT is well formed does not depend on what the EAGER in front of it says.
+    // Whether NEXT and RUN are well formed does not depend on what the EAGER in front of them says.
     let mut before = None;
     for _ in 0..chunk_count {
         if let Some((eager, after)) = next_eager(rest, before) {
             payloads += usize::from(eager.payload.len);
             (rest, before) = (after, Some(&Before::ANY));
+            continue;
+        }
+        if before.is_some()
+            && let Some((run, after)) = plain_run(rest)
+        {
+            payloads += usize::from(run.payload.len);
+            rest = after;
             continue;
         }
         let decoded = decode(rest, before)?;
@@ -107,6 +118,7 @@ impl<'a> Frame<'a> {
                 .unwrap_or_default(),
             left: self.chunk_count,
             before: None,
+            run: Pieces::default(),
             payload: Position {
                 segments: self.segments,
                 at: self.header_len,
@@ -152,7 +164,19 @@ pub struct Chunks<'a> {
     left: u8,
     /// The chunk passed over last, if it was an EAGER.
     before: Option<Before>,
+    run: Pieces,
     payload: Position<'a>,
+}
+
+/// What is left of the RUN that the walk has come to; its header was passed over.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pieces {
+    /// Messages.
+    left: u16,
+    /// Bytes of each.
+    len: u16,
+    /// The RUN matches its checksum.
+    good: bool,
 }
 
 impl<'a> Iterator for Chunks<'a> {
@@ -160,6 +184,9 @@ impl<'a> Iterator for Chunks<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
+        if self.run.left > 0 {
+            return self.next_of_run();
+        }
         if self.left == 0 {
             return None;
         }
@@ -180,14 +207,54 @@ impl<'a> Chunks<'a> {
             let Decoded {
                 chunk,
                 payload,
+                run,
                 rest,
             } = decode(self.rest, self.before.as_ref()).ok()?;
+            if let Some(run) = run_of(payload.unwrap_or_default(), run) {
+                self.enter(run, rest);
+                return self.next_of_run();
+            }
             self.before = chunk.as_ref().and_then(Before::of);
             let view = self.step(payload.unwrap_or_default(), rest);
             if let Some(chunk) = chunk {
                 return Some((chunk, view));
             }
         }
+    }
+
+    /// Passes over the header of a RUN: its messages come next.
+    #[inline]
+    fn enter(&mut self, run: Run, rest: &'a [u8]) {
+        let all = PayloadView {
+            from: self.payload,
+            payload: run.payload,
+        };
+        self.rest = rest;
+        self.run = Pieces {
+            left: run.count,
+            len: run.len,
+            good: all.verify(),
+        };
+    }
+
+    /// The next message of a RUN as an EAGER.
+    #[inline(never)]
+    fn next_of_run(&mut self) -> Option<(Chunk<'a>, PayloadView<'a>)> {
+        self.run.left = self.run.left.checked_sub(1)?;
+        let mut view = PayloadView {
+            from: self.payload,
+            payload: Payload {
+                len: self.run.len,
+                crc: 0,
+            },
+        };
+        let crc = view.parts().fold(0, crc32c_append);
+        view.payload.crc = if self.run.good { crc } else { !crc };
+        let before = self.before?; // there is one, or `parse` had refused the RUN
+        let eager = before.next(before.tag, view.payload);
+        self.before = Some(eager.before);
+        self.payload.advance(view.len());
+        Some((eager.chunk(), view))
     }
 
     /// Passes over a chunk; what is left of it is its payload.
@@ -205,7 +272,7 @@ impl<'a> Chunks<'a> {
     /// Passes over a plain ACK, if that is the next chunk: the stream it names, and the next number it wants.
     #[inline(always)]
     pub(crate) fn ack(&mut self) -> Option<(StreamRef, u32)> {
-        if self.left == 0 {
+        if self.left == 0 || self.run.left > 0 {
             return None;
         }
         let (stream, base, rest) = plain_ack(self.rest)?;
@@ -216,11 +283,20 @@ impl<'a> Chunks<'a> {
 
     /// The next chunk, if it is a short message; it stays the next one until [`Self::pass`].
     #[inline(always)]
-    pub(crate) fn short(&self) -> Option<Short<'a>> {
+    pub(crate) fn short(&mut self) -> Option<Short<'a>> {
+        if self.run.left > 0 {
+            return self.short_of_run();
+        }
         if self.left == 0 {
             return None;
         }
-        let (eager, rest) = next_eager(self.rest, self.before.as_ref())?;
+        let Some((eager, rest)) = next_eager(self.rest, self.before.as_ref()) else {
+            self.before?;
+            let (run, rest) = plain_run(self.rest)?;
+            self.left -= 1;
+            self.enter(run, rest);
+            return self.short_of_run();
+        };
         let Position { segments, at } = self.payload;
         let bytes = segments
             .first()?
@@ -236,16 +312,41 @@ impl<'a> Chunks<'a> {
             number,
             tag,
             ack,
-            crc: eager.payload.crc,
+            crc: Some(eager.payload.crc),
             bytes,
             rest,
+        })
+    }
+
+    /// The next message of a RUN, unless that is damaged.
+    #[inline]
+    fn short_of_run(&self) -> Option<Short<'a>> {
+        let Position { segments, at } = self.payload;
+        let bytes = segments.first()?.get(at..at + usize::from(self.run.len))?;
+        let Before {
+            stream,
+            number,
+            tag,
+            ack,
+        } = self.before?;
+        self.run.good.then_some(Short {
+            stream,
+            number: number.wrapping_add(1),
+            tag,
+            ack,
+            crc: None,
+            bytes,
+            rest: self.rest,
         })
     }
 
     /// Passes over the short message that is the next chunk.
     #[inline]
     pub(crate) fn pass(&mut self, short: &Short<'a>) {
-        self.left = self.left.saturating_sub(1);
+        match short.crc {
+            Some(_) => self.left = self.left.saturating_sub(1),
+            None => self.run.left = self.run.left.saturating_sub(1),
+        }
         self.rest = short.rest;
         self.before = Some(Before {
             stream: short.stream,
@@ -257,14 +358,14 @@ impl<'a> Chunks<'a> {
     }
 }
 
-/// A message in the plainest form there is: an EAGER without START whose payload is not empty and lies in one segment. Nobody has checked
-/// the bytes yet.
+/// A message in the plainest form there is: an EAGER without START whose payload is not empty and lies in one segment.
 pub(crate) struct Short<'a> {
     pub stream: StreamRef,
     pub number: u32,
     pub tag: u64,
     pub ack: AckMode,
-    pub crc: u32,
+    /// The CRC32C that the bytes, which nobody has checked yet, must have; `None`: they are of a RUN that was checked.
+    pub crc: Option<u32>,
     pub bytes: &'a [u8],
     rest: &'a [u8],
 }

@@ -6,7 +6,7 @@
 //!
 //! Idea: an EAGER without START, which all but the first of a stream are, and DATA are written and read in one piece, and an ACK of nothing but
 //! a base is read so. An EAGER directly behind the one with the number before it is written as NEXT, without what both have in common, if the
-//! peer reads that. Anything else is for the general way, also what only looks alike. A test holds each against it.
+//! peer reads that, and several of one length as RUN, which is one header and one checksum for all. Anything else is for the general way, also what only looks alike. A test holds each against it.
 
 use super::chunk::{Chunk, Payload, Received, StreamRef};
 use super::codec::{Decoded, PREFIX_LEN, kind};
@@ -23,6 +23,10 @@ pub(super) const PLAIN_EAGER_LEN: usize = PREFIX_LEN + 8 + 8 + 4 + 8;
 const NEXT_LEN: usize = PREFIX_LEN + 8;
 /// NEXT with a tag of its own.
 const NEXT_TAG_LEN: usize = NEXT_LEN + 8;
+/// RUN, however many messages it stands for.
+const RUN_LEN: usize = PREFIX_LEN + 8;
+/// Most messages in a RUN that this version writes. It reads as many as a payload holds.
+pub(super) const RUN_MAX: u16 = 255;
 /// DATA, as this version writes it.
 pub(crate) const DATA_LEN: usize = PREFIX_LEN + 8 + 8 + 4 + 4;
 /// Where DATA's offset is.
@@ -98,6 +102,10 @@ pub(crate) enum Form {
     NextTag,
     /// As NEXT.
     Next,
+    /// As a RUN, of which it is the first.
+    Run,
+    /// As one more of the RUN that is the chunk in front of it.
+    More,
 }
 
 impl Form {
@@ -127,6 +135,8 @@ impl Form {
             Self::Eager => PLAIN_EAGER_LEN,
             Self::NextTag => NEXT_TAG_LEN,
             Self::Next => NEXT_LEN,
+            Self::Run => RUN_LEN,
+            Self::More => 0,
         }
     }
 }
@@ -138,6 +148,22 @@ pub(super) fn write_next(payload: Payload, h: &mut [u8; NEXT_LEN]) {
     h[4..6].copy_from_slice(&payload.len.to_be_bytes());
     h[6..8].copy_from_slice(&[0; 2]);
     h[8..12].copy_from_slice(&payload.crc.to_be_bytes());
+}
+
+/// RUN of one message.
+#[inline(always)]
+pub(super) fn write_run(payload: Payload, h: &mut [u8; RUN_LEN]) {
+    h[..4].copy_from_slice(&PLAIN_RUN.to_be_bytes());
+    h[4..6].copy_from_slice(&payload.len.to_be_bytes());
+    h[6..8].copy_from_slice(&1u16.to_be_bytes());
+    h[8..12].copy_from_slice(&payload.crc.to_be_bytes());
+}
+
+/// The same RUN with so many messages, whose payloads are `len` bytes together.
+#[inline(always)]
+pub(super) fn lengthen_run(len: u16, count: u16, h: &mut [u8; RUN_LEN]) {
+    h[4..6].copy_from_slice(&len.to_be_bytes());
+    h[6..8].copy_from_slice(&count.to_be_bytes());
 }
 
 /// NEXT with a tag.
@@ -271,6 +297,46 @@ fn plain_next<'a>(area: &'a [u8], before: &Before) -> Option<(PlainEager, &'a [u
     }
 }
 
+/// Messages of one length, whose payloads lie one behind the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    /// Messages, at least one.
+    pub count: u16,
+    /// Bytes of each, at least one.
+    pub len: u16,
+    /// The payload of all.
+    pub payload: Payload,
+}
+
+/// What a RUN of so many messages with this payload is; `None` if there can be none, wire.md §4.3.
+#[inline(always)]
+pub(super) fn run_of(payload: Payload, count: u16) -> Option<Run> {
+    let len = payload.len.checked_div(count)?;
+    (len > 0 && payload.len.is_multiple_of(count)).then_some(Run {
+        count,
+        len,
+        payload,
+    })
+}
+
+/// The start of RUN's header as one number, as [`PLAIN_EAGER`].
+const PLAIN_RUN: u32 = (kind::RUN as u32) << 24 | (FLAG_PAYLOAD as u32) << 16 | RUN_LEN as u32;
+const PLAIN_RUN_MASK: u32 = 0xff00_ffff | (FLAG_PAYLOAD as u32) << 16;
+
+/// The RUN at the start of `area`, which is directly behind a message, and what follows it; `None`: anything else.
+#[inline(always)]
+pub(super) fn plain_run(area: &[u8]) -> Option<(Run, &[u8])> {
+    let (h, rest) = area.split_first_chunk::<RUN_LEN>()?;
+    if u32::from_be_bytes([h[0], h[1], h[2], h[3]]) & PLAIN_RUN_MASK != PLAIN_RUN {
+        return None;
+    }
+    let payload = Payload {
+        len: u16::from_be_bytes([h[4], h[5]]),
+        crc: u32::from_be_bytes([h[8], h[9], h[10], h[11]]),
+    };
+    Some((run_of(payload, u16::from_be_bytes([h[6], h[7]]))?, rest))
+}
+
 /// The start of a plain EAGER's header as one number: kind, flags, length. Of the flags only these two are as they must be.
 const PLAIN_EAGER: u32 =
     (kind::EAGER as u32) << 24 | (FLAG_PAYLOAD as u32) << 16 | PLAIN_EAGER_LEN as u32;
@@ -327,6 +393,7 @@ pub(super) fn plain(area: &[u8]) -> Option<Decoded<'_>> {
             Some(Decoded {
                 chunk: Some(chunk),
                 payload: None,
+                run: 0,
                 rest,
             })
         }
@@ -363,6 +430,7 @@ fn plain_data(area: &[u8]) -> Option<Decoded<'_>> {
     Some(Decoded {
         chunk: Some(chunk),
         payload: Some(payload),
+        run: 0,
         rest,
     })
 }
@@ -426,9 +494,14 @@ mod tests {
                 prop_assert_eq!(&header[..len], &data[..]);
             }
             if let (Chunk::Eager { tag, payload, .. }, true) = (&chunk, follows) {
-                match more % 3 {
+                match more % 4 {
                     0 => write_next(*payload, header.first_chunk_mut().unwrap()),
                     1 => write_next_tag(*tag, *payload, header.first_chunk_mut().unwrap()),
+                    2 => {
+                        let run = header.first_chunk_mut().unwrap();
+                        write_run(*payload, run);
+                        lengthen_run(payload.len, 1 + flip as u16 % 4, run);
+                    }
                     _ => {}
                 }
             }
@@ -437,6 +510,13 @@ mod tests {
                 if let Some(short) = next_eager(area, before) {
                     let general = decode_any(area, before);
                     prop_assert!(general.is_ok_and(|general| same(&short, &general)));
+                }
+                if let (Some((run, rest)), true) = (plain_run(area), follows) {
+                    let general = decode_any(area, before).unwrap_or_else(|error| panic!("{error:?}"));
+                    prop_assert_eq!((general.run, general.payload, general.rest), (run.count, Some(run.payload), rest));
+                    prop_assert_eq!(u32::from(run.len) * u32::from(run.count), u32::from(run.payload.len));
+                    let first = before.unwrap().next(4, run.payload).chunk();
+                    prop_assert_eq!(general.chunk, Some(first));
                 }
                 if let Some(short) = plain(area) {
                     let general = decode_any(area, before);

@@ -11,6 +11,7 @@ use crate::policy::AckMode;
 mod hostile;
 mod next;
 pub(super) mod random;
+mod run;
 
 const HEADER: FrameHeader = FrameHeader {
     src_node: 7,
@@ -96,7 +97,7 @@ fn every_kind(name: &str) -> Vec<(Chunk<'_>, Vec<u8>)> {
             },
             body.clone(),
         ),
-        // Behind that one these two travel as NEXT.
+        // Behind that one these three travel as NEXT, or the first two as RUN.
         (
             Chunk::Eager {
                 stream,
@@ -113,6 +114,17 @@ fn every_kind(name: &str) -> Vec<(Chunk<'_>, Vec<u8>)> {
                 stream,
                 start: None,
                 number: 1,
+                tag: 9,
+                ack: AckMode::Policy,
+                payload: payload(&body[..96]),
+            },
+            body[..96].to_vec(),
+        ),
+        (
+            Chunk::Eager {
+                stream,
+                start: None,
+                number: 2,
                 tag: 8,
                 ack: AckMode::Policy,
                 payload: payload(&[]),
@@ -260,20 +272,22 @@ fn every_kind(name: &str) -> Vec<(Chunk<'_>, Vec<u8>)> {
 
 /// Writes a frame of these chunks for who reads NEXT.
 fn write(chunks: &[(Chunk<'_>, Vec<u8>)]) -> Vec<u8> {
-    write_for(true, chunks)
+    write_for(Rows::Next, chunks)
 }
 
-fn write_for(reads_next: bool, chunks: &[(Chunk<'_>, Vec<u8>)]) -> Vec<u8> {
+fn write_for(rows: Rows, chunks: &[(Chunk<'_>, Vec<u8>)]) -> Vec<u8> {
     let mut frame = vec![0xaa; 9000];
     let mut headers = FrameWriter::new(&mut frame);
-    headers.shorten(reads_next);
-    for (index, (chunk, _)) in chunks.iter().enumerate() {
-        assert_eq!(headers.push(chunk), Ok(index), "{chunk:?}");
-    }
+    headers.shorten(rows);
+    let places = chunks.iter().map(|(chunk, _)| headers.push(chunk).unwrap());
+    let places: Vec<usize> = places.collect();
+    let count = headers.chunks();
     let mut payloads = headers.finish_headers();
-    for (index, (_, bytes)) in chunks.iter().enumerate() {
-        payloads.payload_mut(index).copy_from_slice(bytes);
-        payloads.set_payload_crc(index, crc32c(bytes));
+    for index in 0..count {
+        let of_it = chunks.iter().zip(&places).filter(|c| *c.1 == index);
+        let bytes: Vec<u8> = of_it.flat_map(|((_, bytes), _)| bytes.clone()).collect();
+        payloads.payload_mut(index).copy_from_slice(&bytes);
+        payloads.set_payload_crc(index, crc32c(&bytes));
     }
     let len = payloads.finish(&HEADER);
     frame.truncate(len);
@@ -321,7 +335,7 @@ fn short_is_next(mut chunks: Chunks<'_>) {
             ack: short.ack,
             payload: Payload {
                 len: short.bytes.len() as u16,
-                crc: short.crc,
+                crc: short.crc.unwrap_or_else(|| crc32c(short.bytes)),
             },
         };
         assert_eq!(chunk, plain);
@@ -346,7 +360,7 @@ fn error(frame: &[u8]) -> Option<WireError> {
 fn mixed() -> (Vec<(Chunk<'static>, Vec<u8>)>, Vec<u8>) {
     let mut chunks = every_kind("a");
     chunks.retain(|(chunk, _)| !matches!(chunk, Chunk::PathProbe { .. }));
-    let frame = write(&chunks);
+    let frame = write_for(Rows::Run, &chunks);
     (chunks, frame)
 }
 
@@ -359,9 +373,11 @@ fn round_trip() {
             let frame = write(std::slice::from_ref(one));
             assert_eq!(read(&[&frame]).unwrap(), std::slice::from_ref(one));
         }
-        let frame = write(&chunks);
-        assert_eq!(parse(&[&frame]).unwrap().header(), &HEADER);
-        assert_eq!(read(&[&frame]).unwrap(), chunks);
+        for rows in [Rows::InFull, Rows::Next, Rows::Run] {
+            let frame = write_for(rows, &chunks);
+            assert_eq!(parse(&[&frame]).unwrap().header(), &HEADER);
+            assert_eq!(read(&[&frame]).unwrap(), chunks);
+        }
     }
 }
 

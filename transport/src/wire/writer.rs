@@ -5,10 +5,14 @@
 //! [`PayloadWriter::payload_mut`] and [`PayloadWriter::set_payload_crc`] fill them in any order before
 //! [`PayloadWriter::finish`] seals the headers. No allocation, nothing moved. The two types make the wrong order impossible.
 
-use super::chunk::{Chunk, Payload, StreamRef};
+use super::chunk::{Chunk, Payload, Rows, StreamRef};
 use super::codec::{LONGEST, PAYLOAD_CRC_AT, PREFIX_LEN, encode, header_len};
+use super::crc::crc32c_combine;
 use super::frame::{FRAME_HEADER_LEN, FrameHeader};
-use super::plain::{Before, Form, write_data, write_next, write_next_tag, write_plain_eager};
+use super::plain::{
+    Before, Form, RUN_MAX, lengthen_run, write_data, write_next, write_next_tag, write_plain_eager,
+    write_run,
+};
 use crate::policy::AckMode;
 
 /// Most chunks in one frame this build writes; it reads up to 255.
@@ -33,10 +37,12 @@ pub struct FrameWriter<'a> {
     /// The frame is padded to this, for a path probe.
     padded_len: usize,
     chunks: usize,
-    /// Who receives the frame reads NEXT.
-    shortens: bool,
-    /// The chunk pushed last, if NEXT may follow it.
+    /// What who receives the frame reads.
+    rows: Rows,
+    /// The message pushed last, if nothing else was since: NEXT or RUN may follow it.
     before: Option<Before>,
+    /// Messages, and bytes of each, of the RUN that `before` is the last of; none if it is an EAGER or NEXT.
+    run: (u16, u16),
     slots: [Slot; MAX_CHUNKS],
 }
 
@@ -59,20 +65,24 @@ impl<'a> FrameWriter<'a> {
             payload_len: 0,
             padded_len: 0,
             chunks: 0,
-            shortens: false,
+            rows: Rows::InFull,
             before: None,
+            run: (0, 0),
             slots: [Slot::default(); MAX_CHUNKS],
         }
     }
 
-    /// From now on writes an EAGER as NEXT where it can, if `shortens`: only for who said that he reads it.
+    /// From now on writes messages in a row so, where it can: only for who said that he reads it.
     #[inline]
-    pub fn shorten(&mut self, shortens: bool) {
-        self.shortens = shortens;
+    pub fn shorten(&mut self, rows: Rows) {
+        self.rows = rows;
     }
 
     /// Adds a chunk with its payload's length; the payload's CRC may still be unknown. Returns the chunk's index in the frame.
     /// A path probe needs room for its size, and the frame will be padded to it.
+    ///
+    /// With [`Rows::Run`] an EAGER may become one more message of the chunk in front of it, and has that one's index. The chunk's payload is
+    /// then the payloads of all its messages, one behind the other, and its CRC is joined of theirs.
     pub fn push(&mut self, chunk: &Chunk<'_>) -> Result<usize, Full> {
         if let Chunk::Eager {
             stream,
@@ -83,8 +93,12 @@ impl<'a> FrameWriter<'a> {
             payload,
         } = chunk
         {
-            let form = self.form(stream, *number, *tag, *ack);
-            return self.push_eager(form, stream, *number, *tag, *ack, *payload);
+            let form = self.form(stream, *number, *tag, *ack, payload.len.into());
+            let index = self.push_eager(form, stream, *number, *tag, *ack, *payload)?;
+            if form == Form::More {
+                self.join_crc(index, *payload);
+            }
+            return Ok(index);
         }
         let len = header_len(chunk);
         let header_end = self.header_len + len;
@@ -123,16 +137,35 @@ impl<'a> FrameWriter<'a> {
         Ok(self.chunks - 1)
     }
 
-    /// The shortest way in which an EAGER without START may be written here.
+    /// The shortest way in which an EAGER without START and with so many bytes of payload may be written here.
     #[inline(always)]
-    pub(crate) fn form(&self, stream: &StreamRef, number: u32, tag: u64, ack: AckMode) -> Form {
-        match &self.before {
-            Some(before) if self.shortens => Form::behind(before, stream, number, tag, ack),
+    pub(crate) fn form(
+        &self,
+        stream: &StreamRef,
+        number: u32,
+        tag: u64,
+        ack: AckMode,
+        len: usize,
+    ) -> Form {
+        let form = match &self.before {
+            Some(before) if self.rows != Rows::InFull => {
+                Form::behind(before, stream, number, tag, ack)
+            }
             _ => Form::Eager,
+        };
+        if form != Form::Next || self.rows != Rows::Run || len == 0 {
+            return form;
+        }
+        let (count, each) = self.run;
+        if usize::from(each) == len && count < RUN_MAX {
+            Form::More
+        } else {
+            Form::Run
         }
     }
 
     /// [`Self::push`] of an EAGER without START, of which most frames consist: written at fixed places, in a form that [`Self::form`] allows.
+    /// The CRC of a RUN is the first message's until it is set.
     #[inline(always)]
     pub(crate) fn push_eager(
         &mut self,
@@ -159,6 +192,17 @@ impl<'a> FrameWriter<'a> {
                 write_plain_eager(stream, number, tag, ack, payload, header);
                 index
             }
+            Form::Run => {
+                let (index, header) = self.take_place(payload)?;
+                write_run(payload, header);
+                index
+            }
+            Form::More => self.lengthen(payload)?,
+        };
+        self.run = match form {
+            Form::Run => (1, payload.len),
+            Form::More => (self.run.0 + 1, payload.len),
+            Form::Eager | Form::Next | Form::NextTag => (0, 0),
         };
         self.before = Some(Before {
             stream: *stream,
@@ -210,6 +254,33 @@ impl<'a> FrameWriter<'a> {
         Ok((index, header))
     }
 
+    /// Makes the last chunk, a RUN, one of one message more. Returns its index.
+    #[inline(always)]
+    fn lengthen(&mut self, payload: Payload) -> Result<usize, Full> {
+        let room = self.room_in(Form::More).ok_or(Full)?;
+        let index = self.chunks.wrapping_sub(1);
+        let slot = self.slots.get_mut(index).ok_or(Full)?;
+        let header = self.frame.get_mut(usize::from(slot.header)..);
+        let header = header.and_then(|to| to.first_chunk_mut()).ok_or(Full)?;
+        if usize::from(payload.len) > room {
+            return Err(Full);
+        }
+        slot.payload_len += payload.len; // the frame is at most 65535 bytes long
+        self.payload_len += usize::from(payload.len);
+        lengthen_run(slot.payload_len, self.run.0 + 1, header);
+        Ok(index)
+    }
+
+    /// A RUN's CRC after the payload of one more message.
+    fn join_crc(&mut self, index: usize, payload: Payload) {
+        let slot = self.slots.get(index).copied().unwrap_or_default();
+        let at = usize::from(slot.header) + PAYLOAD_CRC_AT;
+        if let Some(crc) = (self.frame.get_mut(at..)).and_then(|to| to.first_chunk_mut()) {
+            let before = u32::from_be_bytes(*crc);
+            *crc = crc32c_combine(before, payload.crc, payload.len.into()).to_be_bytes();
+        }
+    }
+
     /// How many payload bytes a chunk may bring whose header, without payload, is `chunk`'s; `None` if not even the header fits. Of
     /// an EAGER the whole header, though NEXT may do.
     pub fn room_for(&self, chunk: &Chunk<'_>) -> Option<usize> {
@@ -224,6 +295,16 @@ impl<'a> FrameWriter<'a> {
             return None;
         }
         self.frame.len().checked_sub(header_end + self.payload_len)
+    }
+
+    /// The same for an EAGER without START that is written so.
+    #[inline(always)]
+    pub(crate) fn room_in(&self, form: Form) -> Option<usize> {
+        match form {
+            // No chunk and no header comes with it.
+            Form::More => (self.frame.len()).checked_sub(self.header_len + self.payload_len),
+            form => self.room_behind(form.header_len()),
+        }
     }
 
     /// Chunks so far.
@@ -274,6 +355,13 @@ impl PayloadWriter<'_, '_> {
         };
         let start = w.header_len + usize::from(slot.payload);
         &mut w.frame[start..start + usize::from(slot.payload_len)]
+    }
+
+    /// The bytes of all payloads, one behind the other in the order in which chunks were pushed.
+    pub fn payloads_mut(&mut self) -> &mut [u8] {
+        let w = &mut *self.writer;
+        let area = w.header_len..w.header_len + w.payload_len;
+        w.frame.get_mut(area).unwrap_or_default()
     }
 
     /// Has chunk `index`'s payload written by `fill`, which returns its CRC32C: [`Self::payload_mut`] and [`Self::set_payload_crc`].

@@ -43,7 +43,7 @@ macro_rules! matrix {
 
 matrix! {
     handshake: hello hello_ack reset path_probe path_ack;
-    messages: eager next rts data;
+    messages: eager next run rts data;
     requests: probe null drop_confirm close;
     answers: cts msg_end ack nack ready;
     endings: msg_drop null_ack port_closed closed refused resume;

@@ -1,7 +1,7 @@
 //! EAGER, RTS and DATA: what carries messages. transport.md §5.1, §5.2, §8.1
 
 use portolan_sim::puppet::{MAX_LEN, NOTHING, Puppet};
-use portolan_transport::wire::WireError;
+use portolan_transport::wire::{Rows, WireError};
 
 use crate::{Case, WINDOW, policy, receiver};
 
@@ -92,7 +92,7 @@ pub mod next {
     /// Messages 1 and 2 in one frame, where 1 is expected. Expect: as two EAGERs.
     pub fn case() -> Case {
         let mut p = receiver();
-        p.shortens = true;
+        p.rows = Rows::Next;
         let (one, two) = (p.eager(1), p.eager(2));
         let mut case = Case::new(p, one, ["delivers 1", "delivers 2", "ACK 3"]);
         case.behind = vec![two];
@@ -103,7 +103,7 @@ pub mod next {
     // Messages 0 and 1 in one frame, where 0 was taken. Expect: 0 is acknowledged again, 1 delivered.
     pub fn past() {
         let mut p = receiver();
-        p.shortens = true;
+        p.rows = Rows::Next;
         let both = vec![p.eager(0), p.eager(1)];
         assert_eq!(p.says_all(both), ["delivers 1", "ACK 2", "duplicates +1"]);
         case().holds();
@@ -113,7 +113,7 @@ pub mod next {
     // one beyond is a violation.
     pub fn future() {
         let mut p = receiver();
-        p.shortens = true;
+        p.rows = Rows::Next;
         let both = vec![p.eager(2), p.eager(3)];
         assert_eq!(p.says_all(both), ["ACK 1 +2 +3"]);
         let one = p.eager(1);
@@ -166,6 +166,133 @@ pub mod next {
                 &["REFUSED", "streams_refused +2"],
                 &["protocol_violations +2"],
                 &["REFUSED", "streams_refused +2"],
+            )
+            .holds();
+    }
+}
+
+/// Messages of one length behind the one with the number before them: EAGERs with one header and one checksum. wire.md §4.3
+pub mod run {
+    use super::*;
+
+    /// An endpoint like [`receiver`]'s, and a peer whose application uses no tags.
+    fn receiver() -> Puppet {
+        let mut p = crate::receiver();
+        (p.rows, p.host.tagless) = (Rows::Run, true);
+        p.provides(MAX_LEN);
+        p
+    }
+
+    /// Messages 1 to 4 in one frame, where 1 is expected. Expect: as four EAGERs.
+    pub fn case() -> Case {
+        let mut p = receiver();
+        let (one, more) = (p.eager(1), [2, 3, 4].map(|number| p.eager(number)));
+        let outcome = [
+            "delivers 1",
+            "delivers 2",
+            "delivers 3",
+            "delivers 4",
+            "ACK 5",
+        ];
+        let mut case = Case::new(p, one, outcome);
+        case.behind = more.to_vec();
+        case.at += 32;
+        assert_eq!(
+            case.p.frame(&case.all())[case.at..][..8],
+            [25, 1, 0, 12, 1, 44, 0, 3]
+        );
+        case
+    }
+
+    // Messages 0 to 3 in one frame, where 0 was taken; then where all but the last were. Expect: those are acknowledged again, the others delivered.
+    pub fn past() {
+        let mut p = receiver();
+        let all = [0, 1, 2, 3, 4].map(|number| p.eager(number)).to_vec();
+        let outcome = [
+            "delivers 1",
+            "delivers 2",
+            "delivers 3",
+            "ACK 4",
+            "duplicates +1",
+        ];
+        assert_eq!(p.says_all(all[..4].to_vec()), outcome);
+        let outcome = ["delivers 4", "ACK 5", "duplicates +4"];
+        assert_eq!(p.says_all(all), outcome);
+        case().holds();
+    }
+
+    // Messages 2 to 4 where 1 is expected; then some of the window and one beyond. Expect: taken, and delivered in their turn; the one beyond is a
+    // violation.
+    pub fn future() {
+        let mut p = receiver();
+        let three = [2, 3, 4].map(|number| p.eager(number)).to_vec();
+        assert_eq!(p.says_all(three), ["ACK 1 +2 +3 +4"]);
+        let one = p.eager(1);
+        let outcome = [
+            "delivers 1",
+            "delivers 2",
+            "delivers 3",
+            "delivers 4",
+            "ACK 5",
+        ];
+        assert_eq!(p.says(one), outcome);
+        for _ in 0..3 {
+            p.provides(100);
+        }
+        let ahead = [2, 3, 4, 5].map(|number| p.eager(number + WINDOW));
+        let outcome = ["ACK 5 +10 +11 +12", "protocol_violations +1"];
+        assert_eq!(p.says_all(ahead.to_vec()), outcome);
+    }
+
+    // Shapes; none in front of it; counts that do not divide its bytes; and a payload that does not match its checksum, while the first message does:
+    // none of the RUN's is believed.
+    pub fn malformed() {
+        let mut case = case().refuses_shapes();
+        let kind = |f: &mut Vec<u8>| f[48] = 25;
+        case.refuses(WireError::ChunkField, kind, &[]);
+        let unknown = |f: &mut Vec<u8>| f[48] = 0xff;
+        case.refuses(WireError::ChunkField, unknown, &[]);
+        for count in [0, 7, 16, 255] {
+            let counts = |f: &mut Vec<u8>| f[48 + 32 + 7] = count;
+            case.refuses(WireError::ChunkField, counts, &[]);
+        }
+        case.refuses(WireError::PayloadLength, |f| f.truncate(f.len() - 1), &[]);
+        case.refuses(WireError::Trailing, |f| f.push(0), &[]);
+        let mut corrupt = case.all();
+        corrupt[2] = corrupt[2].clone().corrupt();
+        assert_eq!(
+            case.p.says_all(corrupt),
+            [
+                "delivers 1",
+                "ACK 2",
+                "NACK 4 corrupt",
+                "payloads_corrupt +3"
+            ]
+        );
+        assert_eq!(case.p.host.claimed(), 0);
+        let again = case.all();
+        let outcome = [
+            "delivers 2",
+            "delivers 3",
+            "delivers 4",
+            "ACK 5",
+            "duplicates +1",
+        ];
+        assert_eq!(case.p.says_all(again), outcome);
+    }
+
+    pub fn wrong_incarnation() {
+        case().wrong_incarnation();
+    }
+
+    // As EAGER, four times.
+    pub fn wrong_port() {
+        case()
+            .elsewhere(
+                false,
+                &["REFUSED", "streams_refused +4"],
+                &["protocol_violations +4"],
+                &["REFUSED", "streams_refused +4"],
             )
             .holds();
     }

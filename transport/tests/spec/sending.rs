@@ -126,6 +126,45 @@ fn s4_3_next_for_those_who_read_it() {
     }
 }
 
+// The same of an application without tags. Expect: a peer that reads NEXT and RUN gets messages of one length as a RUN; one that reads only NEXT gets that,
+// and one that reads only RUN neither. An engine that replaces another has to say it again. transport.md §4.3, wire.md §4.3
+#[test]
+fn s4_3_run_for_those_who_read_it() {
+    let burst = |p: &mut Puppet| {
+        let lines = p.sends_many(4, 64);
+        assert_eq!((lines.len(), p.heard.len()), (4, 1), "{lines:?}");
+        p.heard[0].len - 4 * 64
+    };
+    let in_full = 48 + 4 * 32;
+    let (next, run) = (48 + 32 + 3 * 12, 48 + 32 + 12);
+    for (features, expected) in [
+        (0, in_full),
+        (1, next),
+        (2, in_full),
+        (3, run),
+        (u32::MAX, run),
+    ] {
+        let mut p = Puppet::stranger(policy(), 8, 1458);
+        (p.features, p.host.tagless) = (features, true);
+        p.greets();
+        assert_eq!(burst(&mut p), in_full + 4 * 4, "START");
+        p.says(p.ack(4));
+        assert_eq!(burst(&mut p), expected, "{features:#x}");
+        p.says(p.ack(8));
+        // Another engine, which has not said anything yet but that it is there.
+        p.header.engine_epoch = p.header.engine_epoch.wrapping_add(1);
+        p.says(p.ack(8));
+        assert_eq!(burst(&mut p), in_full);
+        p.says(p.ack(12));
+        p.says(p.hello(OUR_INCARNATION));
+        assert_eq!(burst(&mut p), expected, "greeted again");
+        p.says(p.ack(16));
+        p.features = 1;
+        p.says(p.hello(OUR_INCARNATION));
+        assert_eq!(burst(&mut p), next, "it thought better of it");
+    }
+}
+
 // Each kind of answer ends a send in its own way, once. transport.md §4.4
 #[test]
 fn s4_4_statuses() {

@@ -2,7 +2,7 @@
 
 use portolan_transport::policy::AckMode;
 use portolan_transport::wire::chunk::{Hello, MAX_RANGES, PolicyWire, Range, Received};
-use portolan_transport::wire::{Chunk, FrameHeader, FrameWriter, Payload, StreamRef, crc32c};
+use portolan_transport::wire::{Chunk, FrameHeader, FrameWriter, Payload, Rows, StreamRef, crc32c};
 
 pub const HEADER: FrameHeader = FrameHeader {
     src_node: 7,
@@ -259,16 +259,21 @@ pub fn every_kind() -> Vec<Sample> {
 
 /// A frame of these chunks for who reads NEXT.
 pub fn write(header: &FrameHeader, chunks: &[Sample]) -> Vec<u8> {
+    write_for(Rows::Next, header, chunks)
+}
+
+/// A frame of these chunks for who reads messages in a row so.
+pub fn write_for(rows: Rows, header: &FrameHeader, chunks: &[Sample]) -> Vec<u8> {
     let mut frame = vec![0xaa; 9000];
     let mut headers = FrameWriter::new(&mut frame);
-    headers.shorten(true);
-    for (chunk, _) in chunks {
+    headers.shorten(rows);
+    let mut bytes = Vec::new();
+    for (chunk, payload) in chunks {
         headers.push(chunk).unwrap();
+        bytes.extend_from_slice(payload);
     }
     let mut payloads = headers.finish_headers();
-    for (index, (_, bytes)) in chunks.iter().enumerate() {
-        payloads.payload_mut(index).copy_from_slice(bytes);
-    }
+    payloads.payloads_mut().copy_from_slice(&bytes);
     let len = payloads.finish(header);
     frame.truncate(len);
     frame

@@ -37,6 +37,8 @@ pub(super) struct TestHost {
     pub(super) offered: Vec<u64>,
     /// The port goes at the commit after so many.
     pub(super) commits_max: Option<usize>,
+    /// Payloads that were copied out, and in, without a checksum.
+    pub(super) unchecked: [usize; 2],
 }
 
 impl TestHost {
@@ -114,6 +116,16 @@ impl Host for TestHost {
         to.copy_from_slice(&from[offset as usize..offset as usize + to.len()]);
         Ok(crc32c(to))
     }
+    fn copy_payload(
+        &mut self,
+        send: SendId,
+        offset: u32,
+        to: &mut [u8],
+    ) -> Result<(), MemoryFault> {
+        self.read_payload(send, offset, to)?;
+        self.unchecked[0] += 1;
+        Ok(())
+    }
     fn complete(&mut self, send: SendId, status: SendStatus) {
         assert!(
             !self.completed.iter().any(|c| c.0 == send.slot),
@@ -161,6 +173,16 @@ impl Host for TestHost {
         let to = self.buffers.get_mut(&buffer.slot).unwrap();
         to[offset as usize..offset as usize + from.len()].copy_from_slice(from);
         Ok(crc32c(from))
+    }
+    fn place_payload(
+        &mut self,
+        buffer: BufferId,
+        offset: u32,
+        from: &[u8],
+    ) -> Result<(), MemoryFault> {
+        self.write_payload(buffer, offset, from)?;
+        self.unchecked[1] += 1;
+        Ok(())
     }
     fn commit(&mut self, delivery: &Delivery) -> Result<(), MemoryFault> {
         if self.commits_max == Some(self.delivered.len()) {

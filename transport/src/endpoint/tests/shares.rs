@@ -163,8 +163,8 @@ fn many_small_messages_share_a_frame() {
     let mut pair = connected(Policy::default());
     submit(&mut pair, 5, Priority::Low, 8, 64);
     let first = frame(&mut pair).unwrap();
-    assert_eq!(shares(&first).len(), 32, "all a frame may hold");
-    assert!(first.len() > FRAME_HEADER_LEN + 32 * 8);
+    assert_eq!(shares(&first).len(), 64, "a window of them");
+    assert_eq!(first.len(), FRAME_HEADER_LEN + 32 + 12 + 64 * 8);
 }
 
 // As the papers do it. Expect: a frame of its own for each chunk of a message, whatever the priority.

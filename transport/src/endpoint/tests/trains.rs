@@ -14,6 +14,8 @@ struct Twins {
     /// Frames under way, the same of both, and to whom.
     wire: VecDeque<(usize, Vec<u8>)>,
     slots: Vec<(usize, u32, StreamKey)>,
+    /// RUNs of more than one message.
+    runs: u64,
 }
 
 impl Twins {
@@ -42,6 +44,7 @@ impl Twins {
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             wire: VecDeque::new(),
             slots: Vec::new(),
+            runs: 0,
         }
     }
 
@@ -78,7 +81,8 @@ impl Twins {
         let lens: Vec<u64> = (0..some)
             .map(|_| match self.dice(8) {
                 0 => self.dice(1_500),
-                _ => self.dice(80),
+                1..=2 => self.dice(80),
+                _ => 64, // often several in a row
             })
             .collect();
         self.submit(from, key(2 - from as u16), &lens);
@@ -102,7 +106,7 @@ impl Twins {
                     id: id(slot, stream),
                     stream,
                     len: len as u32,
-                    tag: u64::from(slot / 4),
+                    tag: u64::from(slot / 10),
                     deadline: now + patience,
                     ack: crate::policy::AckMode::Policy,
                 };
@@ -147,6 +151,7 @@ impl Twins {
                 frames.push((sent, frame));
             });
             assert_eq!(frames[0], frames[1]);
+            self.runs += runs(&frames[0].1);
             let Some((Some(sent), bytes)) = frames.pop() else {
                 return;
             };
@@ -321,6 +326,20 @@ impl Twins {
     }
 }
 
+/// RUNs of more than one message in a frame.
+fn runs(frame: &[u8]) -> u64 {
+    let (mut at, mut runs) = (wire::frame::FRAME_HEADER_LEN, 0);
+    let end = match frame {
+        [] => 0,
+        frame => usize::from(u16::from_be_bytes([frame[4], frame[5]])),
+    };
+    while at < end {
+        runs += u64::from(frame[at] == 25 && frame[at + 6..at + 8] > [0, 1][..]);
+        at += usize::from(u16::from_be_bytes([frame[at + 2], frame[at + 3]]));
+    }
+    runs
+}
+
 fn id(slot: u32, stream: StreamKey) -> SendId {
     SendId {
         port: stream.local,
@@ -346,7 +365,7 @@ fn also(seed: u64, mut policy: Policy) -> Policy {
 #[test]
 fn nobody_can_tell_a_frame_of_a_train_from_another() {
     for profile in Profile::ALL {
-        let (mut of_trains, mut of_bursts, mut in_one_go) = (0, 0, 0);
+        let (mut of_trains, mut of_bursts, mut in_one_go, mut runs) = (0, 0, 0, 0);
         for seed in 1..tries(16) {
             let frame = [1_472, 3_470, 8_972][seed as usize % 3];
             let policy = match profile {
@@ -365,6 +384,7 @@ fn nobody_can_tell_a_frame_of_a_train_from_another() {
             let [trains, bursts, more] = twins.shortcuts();
             (of_trains, of_bursts) = (of_trains + trains, of_bursts + bursts);
             in_one_go += more;
+            runs += twins.runs;
         }
         let expected = profile.policy().on_timeout != crate::policy::OnTimeout::Resend;
         assert_eq!(of_trains > 500, expected, "{}: {of_trains}", profile.name());
@@ -372,5 +392,6 @@ fn nobody_can_tell_a_frame_of_a_train_from_another() {
         let expected = profile.policy().coalesce;
         assert_eq!(of_bursts > 500, expected, "{}: {of_bursts}", profile.name());
         assert!(in_one_go > 500, "{}: {in_one_go}", profile.name());
+        assert_eq!(runs > 40, expected, "{}: {runs}", profile.name());
     }
 }

@@ -56,8 +56,8 @@ fn next_only_behind_its_predecessor() {
     let first = eager(7, 5, b"a");
     let run = [first.clone(), eager(8, 5, b"b"), eager(9, 5, b"")];
     assert_eq!(header_len(&write(&run)), 48 + 32 + 12 + 12);
-    assert_eq!(header_len(&write_for(false, &run)), 48 + 3 * 32);
-    assert_eq!(read(&[&write_for(false, &run)]).unwrap(), run);
+    assert_eq!(header_len(&write_for(Rows::InFull, &run)), 48 + 3 * 32);
+    assert_eq!(read(&[&write_for(Rows::InFull, &run)]).unwrap(), run);
     for second in [
         eager(7, 5, b"b"),
         eager(9, 5, b"b"),

@@ -182,10 +182,10 @@ pub(in crate::wire) fn any_chunk() -> impl Strategy<Value = (Chunk<'static>, Vec
 fn any_chunks(
     len: core::ops::Range<usize>,
 ) -> impl Strategy<Value = Vec<(Chunk<'static>, Vec<u8>)>> {
-    let one = (any_chunk(), 0..4u8, any::<bool>());
+    let one = (any_chunk(), 0..4u8, any::<bool>(), any::<bool>());
     prop::collection::vec(one, len).prop_map(|drawn| {
         let mut chunks: Vec<(Chunk<'static>, Vec<u8>)> = Vec::new();
-        for ((mut chunk, mut body), after, same_tag) in drawn {
+        for ((mut chunk, mut body), after, same_tag, same_len) in drawn {
             if after > 0
                 && let Some((
                     Chunk::Eager {
@@ -195,11 +195,14 @@ fn any_chunks(
                         ack,
                         ..
                     },
-                    _,
+                    before,
                 )) = chunks.last()
             {
                 if chunk.payload().is_none() {
                     body = vec![after];
+                }
+                if same_len {
+                    body.resize(before.len(), after);
                 }
                 chunk = Chunk::Eager {
                     stream: *stream,
@@ -216,11 +219,15 @@ fn any_chunks(
     })
 }
 
+fn any_rows() -> impl Strategy<Value = Rows> {
+    prop::sample::select(vec![Rows::InFull, Rows::Next, Rows::Run])
+}
+
 proptest! {
     // Any frame, cut anywhere behind its headers. Expect: what was written.
     #[test]
-    fn any_frame_round_trips(chunks in any_chunks(0..12), reads_next: bool, cuts in any::<[prop::sample::Index; 2]>()) {
-        let frame = write_for(reads_next, &chunks);
+    fn any_frame_round_trips(chunks in any_chunks(0..12), rows in any_rows(), cuts in any::<[prop::sample::Index; 2]>()) {
+        let frame = write_for(rows, &chunks);
         let header_len = usize::from(u16::from_be_bytes([frame[4], frame[5]]));
         let mut cuts = cuts.map(|cut| header_len + cut.index(frame.len() - header_len + 1));
         cuts.sort();
@@ -240,10 +247,11 @@ proptest! {
     #[test]
     fn hostile_frames(
         chunks in any_chunks(1..6),
+        rows in any_rows(),
         pokes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
         cut in any::<prop::sample::Index>(),
     ) {
-        let mut frame = write(&chunks);
+        let mut frame = write_for(rows, &chunks);
         for (at, byte) in pokes {
             let at = at.index(frame.len());
             frame[at] = byte;

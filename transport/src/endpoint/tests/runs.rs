@@ -1,0 +1,207 @@
+//! RUN between two endpoints: short messages of one length and tag, of which a frame holds many with one checksum. wire.md §4.3
+
+use super::*;
+use crate::policy::AckMode;
+
+/// A pair whose first message went through.
+fn connected() -> Pair {
+    let mut pair = Pair::new(1472);
+    pair.send(0, 2, 1, Nanos::MAX);
+    assert!(pair.run_until(SECOND, Pair::all_settled));
+    pair
+}
+
+/// Submits so many messages of 64 bytes and one tag.
+fn submit(pair: &mut Pair, count: u32) {
+    for _ in 0..count {
+        let slot = pair.next_slot;
+        pair.next_slot += 1;
+        let side = &mut pair.sides[0];
+        let bytes = (0..64).map(|at: u8| at ^ (slot as u8).wrapping_mul(5));
+        side.host.payloads.insert(slot, bytes.collect());
+        let request = SendRequest {
+            id: SendId {
+                port: PortId(5),
+                slot,
+                generation: 1,
+            },
+            stream: key(2),
+            len: 64,
+            tag: 9,
+            deadline: Nanos::MAX,
+            ack: AckMode::Policy,
+        };
+        side.endpoint
+            .submit(pair.now, &request, &mut side.host)
+            .unwrap();
+    }
+}
+
+/// The next frame of node 1, not sent anywhere.
+fn frame(pair: &mut Pair) -> Vec<u8> {
+    let mut to = vec![0xaa; 1472];
+    let (now, side) = (pair.now, &mut pair.sides[0]);
+    let transmit = side.endpoint.poll_transmit(now, &mut to, &mut side.host);
+    to.truncate(transmit.unwrap().len);
+    side.endpoint.check_consistency();
+    to
+}
+
+fn arrives(pair: &mut Pair, segments: &[&[u8]]) {
+    let (now, side) = (pair.now, &mut pair.sides[1]);
+    let taken = side.endpoint.handle_frame(now, segments, &mut side.host);
+    assert_eq!(taken, Ok(()));
+    side.endpoint.check_consistency();
+}
+
+/// What was delivered after the first message, by the numbers of its sends.
+fn delivered(pair: &Pair) -> Vec<u32> {
+    let sent = &pair.sides[0].host;
+    let known = pair.sides[1].host.delivered.iter().skip(1);
+    known
+        .map(|(delivery, bytes)| {
+            let number = delivery.number.wrapping_sub(sent.accepted[0].3);
+            assert_eq!(&sent.payloads[&number], bytes);
+            assert_eq!((delivery.tag, delivery.total), (9, 64));
+            number
+        })
+        .collect()
+}
+
+// As many as there is room for. Expect: 21 in a frame of 1,472 bytes, and two frames for 42; all but the first of a frame copied without a checksum on
+// both sides; each counted as a chunk on both sides.
+#[test]
+fn many_in_a_frame() {
+    let mut pair = connected();
+    submit(&mut pair, 42);
+    let sent = pair.sides[0].endpoint.counters().chunks_sent;
+    let received = pair.sides[1].endpoint.counters().chunks_received;
+    let frames = [frame(&mut pair), frame(&mut pair)];
+    assert_eq!(frames.each_ref().map(Vec::len), [48 + 32 + 12 + 21 * 64; 2]);
+    for frame in &frames {
+        arrives(&mut pair, &[frame]);
+    }
+    assert_eq!(delivered(&pair), (1..43).collect::<Vec<_>>());
+    let [sender, receiver] = &pair.sides;
+    assert_eq!(sender.endpoint.counters().chunks_sent - sent, 42);
+    let counted = receiver.endpoint.counters().chunks_received - received;
+    assert_eq!(counted, 42);
+    assert_eq!(
+        (sender.host.unchecked, receiver.host.unchecked),
+        ([40, 0], [0, 40])
+    );
+    assert!(pair.run_until(SECOND, Pair::all_settled));
+    assert_eq!(pair.statuses(0), [SendStatus::Delivered; 43]);
+}
+
+// Cut into two and three segments anywhere behind the headers. Expect: all arrive, though a message that straddles goes another way.
+#[test]
+fn straddling_segments() {
+    let mut pair = connected();
+    submit(&mut pair, 6);
+    let frame = frame(&mut pair);
+    let headers = usize::from(u16::from_be_bytes([frame[4], frame[5]]));
+    let mut straight = [false; 2];
+    for cut in headers..=frame.len() {
+        for more in [0, 1, 63, 64, 65, 200] {
+            let (head, rest) = frame.split_at(cut);
+            let (middle, rest) = rest.split_at(more.min(rest.len()));
+            // Another receiver each time: the same frame is not news to the same.
+            let mut other = connected();
+            other.sides[0].host.payloads = pair.sides[0].host.payloads.clone();
+            arrives(&mut other, &[head, middle, rest]);
+            assert_eq!(delivered(&other), [1, 2, 3, 4, 5, 6], "{cut} {more}");
+            let c = other.sides[1].endpoint.counters();
+            assert_eq!((c.payloads_corrupt, c.duplicates), (0, 0));
+            straight[usize::from(other.sides[1].host.unchecked[1] == 5)] = true;
+        }
+    }
+    assert_eq!(straight, [true; 2]);
+}
+
+// Tokens for some of a frame's messages. Expect: those are delivered, the sender is told of the next, and the others come when there are tokens; none
+// is lost or comes twice.
+#[test]
+fn tokens_for_some() {
+    for tokens in 0..7 {
+        let mut pair = connected();
+        pair.sides[1].host.tokens.truncate(tokens);
+        submit(&mut pair, 6);
+        let frame = frame(&mut pair);
+        arrives(&mut pair, &[&frame]);
+        let some = tokens.min(6) as u32;
+        assert_eq!(delivered(&pair), (1..=some).collect::<Vec<_>>());
+        pair.provide(1, 8);
+        assert!(pair.run_until(SECOND, Pair::all_settled));
+        assert_eq!(delivered(&pair), [1, 2, 3, 4, 5, 6], "{tokens} tokens");
+        assert_eq!(pair.statuses(0), [SendStatus::Delivered; 7]);
+        assert!(pair.sides[1].host.buffers.is_empty());
+    }
+}
+
+// The application is asked about each message, which nobody does on the straight way. Expect: all are offered, and delivered.
+#[test]
+fn asked_about_each() {
+    let mut pair = connected();
+    let accepts = [(9, Verdict::Accept)];
+    pair.sides[1].host.verdicts = Some(accepts.into_iter().collect());
+    submit(&mut pair, 6);
+    let frame = frame(&mut pair);
+    arrives(&mut pair, &[&frame]);
+    assert_eq!(delivered(&pair), [1, 2, 3, 4, 5, 6]);
+    let host = &pair.sides[1].host;
+    assert_eq!((host.offered.len(), host.unchecked), (6, [0, 0]));
+}
+
+// A bit of the payloads flipped, any byte's. Expect: the message in front of the RUN is damaged, or the RUN is, with all of its messages; whatever is
+// damaged is not delivered and comes again.
+#[test]
+fn damaged() {
+    let mut pair = connected();
+    submit(&mut pair, 6);
+    let good = frame(&mut pair);
+    let headers = usize::from(u16::from_be_bytes([good[4], good[5]]));
+    for at in (headers..good.len()).step_by(7) {
+        let mut pair = connected();
+        submit(&mut pair, 6);
+        let mut frame = frame(&mut pair);
+        frame[at] ^= 4;
+        arrives(&mut pair, &[&frame]);
+        let corrupt = pair.sides[1].endpoint.counters().payloads_corrupt;
+        if at < headers + 64 {
+            // Those behind it wait for it.
+            assert_eq!((delivered(&pair), corrupt), (vec![], 1));
+        } else {
+            assert_eq!((delivered(&pair), corrupt), (vec![1], 5));
+        }
+        assert!(pair.run_until(SECOND, Pair::all_settled));
+        assert_eq!(delivered(&pair), [1, 2, 3, 4, 5, 6], "{at}");
+        assert_eq!(pair.statuses(0), [SendStatus::Delivered; 7]);
+    }
+}
+
+// The memory of a message of a RUN is gone when the frame is written. Expect: that one is not delivered; the others are, though they have to go again.
+#[test]
+fn memory_that_is_gone() {
+    for gone in 1..7 {
+        let mut pair = connected();
+        submit(&mut pair, 6);
+        let bytes = pair.sides[0].host.payloads.remove(&gone).unwrap();
+        let frame = frame(&mut pair);
+        arrives(&mut pair, &[&frame]);
+        let expected = if gone == 1 { vec![] } else { vec![1] };
+        assert_eq!(delivered(&pair), expected, "{gone}");
+        let c = pair.sides[1].endpoint.counters();
+        assert_eq!(c.payloads_corrupt, if gone == 1 { 1 } else { 5 });
+        pair.sides[0].host.payloads.insert(gone, bytes);
+        pair.run_until(SECOND, |pair| pair.sides[0].host.completed.len() == 7);
+        pair.resume(0, 2);
+        assert!(pair.run_until(SECOND, Pair::all_settled));
+        let mut expected = [SendStatus::Delivered; 7];
+        expected[gone as usize] = SendStatus::NotDelivered(Reason::BadMemory);
+        assert_eq!(pair.statuses(0), expected);
+        let others: Vec<u32> = (1..7).filter(|number| *number != gone).collect();
+        assert_eq!(delivered(&pair), others);
+        assert_eq!(pair.sides[0].endpoint.counters().memory_faults, 1);
+    }
+}
