@@ -58,6 +58,61 @@ pub(super) unsafe fn copy_in(from: &[u8], to: NonNull<u8>) -> u32 {
     }
 }
 
+/// [`copy_out`] without the checksum: of several payloads that get one together, once they are ours.
+///
+/// # Safety
+/// As [`copy_out`].
+#[inline]
+pub(super) unsafe fn plain_out(from: NonNull<u8>, to: &mut [u8]) {
+    // SAFETY: the caller's promise; a slice can be written.
+    unsafe { plain(from.as_ptr().cast_const(), to.as_mut_ptr(), to.len()) }
+}
+
+/// [`copy_in`] without the checksum: of a payload that was checked.
+///
+/// # Safety
+/// As [`copy_in`].
+#[inline]
+pub(super) unsafe fn plain_in(from: &[u8], to: NonNull<u8>) {
+    // SAFETY: the caller's promise; a slice can be read.
+    unsafe { plain(from.as_ptr(), to.as_ptr(), from.len()) }
+}
+
+/// Copies. Few bytes without a call: the first so many and the last so many, which may be partly the same.
+///
+/// # Safety
+/// `len` bytes can be read from `from` and written to `to`, and do not overlap.
+#[inline(always)]
+unsafe fn plain(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise; each arm's constant is at most the lengths it is for.
+    unsafe {
+        match len {
+            0 => {}
+            1 => ends::<1>(from, to, len),
+            2..=4 => ends::<2>(from, to, len),
+            5..=8 => ends::<4>(from, to, len),
+            9..=16 => ends::<8>(from, to, len),
+            17..=32 => ends::<16>(from, to, len),
+            33..=64 => ends::<32>(from, to, len),
+            65..=128 => ends::<64>(from, to, len),
+            _ => std::ptr::copy_nonoverlapping(from, to, len),
+        }
+    }
+}
+
+/// Copies the first and the last `N` bytes: all, if there are at most twice as many.
+///
+/// # Safety
+/// As above, and `N` is not more than `len`.
+#[inline(always)]
+unsafe fn ends<const N: usize>(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: both ends are within `len`, by the caller's promise.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from, to, N);
+        std::ptr::copy_nonoverlapping(from.add(len - N), to.add(len - N), N);
+    }
+}
+
 #[cfg(not(target_arch = "x86_64"))]
 mod one_pass {
     #[cfg(test)]
@@ -347,6 +402,31 @@ mod tests {
     use super::*;
 
     pub type Copier = unsafe fn(*const u8, *mut u8, usize) -> u32;
+
+    /// Every short length and some longer ones, at odd places on both sides. Expect: all is copied, and nothing beside it is touched.
+    #[test]
+    fn copies_whole_without_a_checksum() {
+        let from: Vec<u8> = (0..1_003).map(|at| (at * at / 7 + at * 31) as u8).collect();
+        let mut to = [0; 1_100];
+        for len in (0..300).chain(900..1_000) {
+            let (from, skip) = (&from[len % 3..][..len], 1 + len % 67);
+            let mut check = |how: &str, copy: &dyn Fn(&mut [u8])| {
+                to[..skip + len + 1].fill(0xa5);
+                copy(&mut to[skip..][..len]);
+                assert_eq!(&to[skip..][..len], from, "{len} bytes, {how}");
+                let mut beside = to[..skip].iter().chain(&to[skip + len..][..1]);
+                assert!(beside.all(|byte| *byte == 0xa5), "{len} bytes, {how}");
+            };
+            check("out", &|to| {
+                // SAFETY: slices of the same length, of a vector and an array.
+                unsafe { plain_out(NonNull::from(from).cast(), to) }
+            });
+            check("in", &|to| {
+                // SAFETY: as above.
+                unsafe { plain_in(from, NonNull::from(to).cast()) }
+            });
+        }
+    }
 
     /// Every length there is a way for, at odd places on both sides, with every width this processor has, against the library's checksum; and
     /// nothing beside it is touched.

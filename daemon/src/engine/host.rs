@@ -348,6 +348,18 @@ impl Host for EngineHost {
             .ok_or(MemoryFault)
     }
 
+    #[inline(always)]
+    fn copy_payload(
+        &mut self,
+        send: SendId,
+        offset: u32,
+        to: &mut [u8],
+    ) -> Result<(), MemoryFault> {
+        let port = self.ports.get(send.port.0).ok_or(MemoryFault)?;
+        port.copy_payload(send.slot, send.generation, offset, to)
+            .ok_or(MemoryFault)
+    }
+
     #[inline]
     fn complete(&mut self, send: SendId, status: SendStatus) {
         if status == SendStatus::Delivered {
@@ -456,6 +468,18 @@ impl Host for EngineHost {
     ) -> Result<u32, MemoryFault> {
         let port = self.ports.get_mut(buffer.port.0).ok_or(MemoryFault)?;
         port.write_payload(buffer.slot, buffer.generation, offset, from)
+            .ok_or(MemoryFault)
+    }
+
+    #[inline]
+    fn place_payload(
+        &mut self,
+        buffer: BufferId,
+        offset: u32,
+        from: &[u8],
+    ) -> Result<(), MemoryFault> {
+        let port = self.ports.get_mut(buffer.port.0).ok_or(MemoryFault)?;
+        port.place_payload(buffer.slot, buffer.generation, offset, from)
             .ok_or(MemoryFault)
     }
 

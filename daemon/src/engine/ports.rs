@@ -14,6 +14,7 @@ mod sends;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 use portolan_abi::PORTS;
@@ -222,6 +223,19 @@ impl Port {
         }
     }
 
+    /// Where `len` bytes of a send's payload are. `None` if there is no such payload.
+    #[inline(always)]
+    fn payload(&self, slot: u32, generation: u32, at: u32, len: usize) -> Option<NonNull<u8>> {
+        let sending = self.sending(slot, generation)?;
+        if u64::from(at) + len as u64 > u64::from(sending.len) {
+            return None;
+        }
+        match sending.inline {
+            true => self.client.inline_range(slot, at, len),
+            false => (self.client).arena_range(sending.arena_offset + u64::from(at), len),
+        }
+    }
+
     /// Copies payload of a send and returns its CRC32C. `None` if there is no such payload.
     #[inline(always)]
     pub(super) fn read_payload(
@@ -231,19 +245,24 @@ impl Port {
         offset: u32,
         to: &mut [u8],
     ) -> Option<u32> {
-        let sending = self.sending(slot, generation)?;
-        let end = u64::from(offset) + to.len() as u64;
-        if end > u64::from(sending.len) {
-            return None;
-        }
-        let from = if sending.inline {
-            self.client.inline_range(slot, offset, to.len())?
-        } else {
-            let at = sending.arena_offset + u64::from(offset);
-            self.client.arena_range(at, to.len())?
-        };
+        let from = self.payload(slot, generation, offset, to.len())?;
         // SAFETY: a range of the mapped half; `to` is ours alone.
         Some(unsafe { checked_copy::copy_out(from, to) })
+    }
+
+    /// The same without the checksum.
+    #[inline(always)]
+    pub(super) fn copy_payload(
+        &self,
+        slot: u32,
+        generation: u32,
+        offset: u32,
+        to: &mut [u8],
+    ) -> Option<()> {
+        let from = self.payload(slot, generation, offset, to.len())?;
+        // SAFETY: as above.
+        unsafe { checked_copy::plain_out(from, to) };
+        Some(())
     }
 
     // ---- receive tokens ----
@@ -316,12 +335,26 @@ impl Port {
         offset: u32,
         from: &[u8],
     ) -> Option<u32> {
-        let at = self
-            .buffers
-            .arena_range(slot, generation, offset, from.len())?;
+        let at = (self.buffers).arena_range(slot, generation, offset, from.len())?;
         let to = self.client.arena_range(at, from.len())?;
         // SAFETY: a range of the mapped arena; `from` is ours alone.
         Some(unsafe { checked_copy::copy_in(from, to) })
+    }
+
+    /// The same without the checksum.
+    #[inline]
+    pub(super) fn place_payload(
+        &mut self,
+        slot: u32,
+        generation: u32,
+        offset: u32,
+        from: &[u8],
+    ) -> Option<()> {
+        let at = (self.buffers).arena_range(slot, generation, offset, from.len())?;
+        let to = self.client.arena_range(at, from.len())?;
+        // SAFETY: a range of the mapped arena; `from` is ours alone.
+        unsafe { checked_copy::plain_in(from, to) };
+        Some(())
     }
 
     // ---- events ----
