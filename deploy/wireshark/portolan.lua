@@ -47,6 +47,7 @@ local CUT = "cut"
 local KIND_NAMES = {
     "HELLO", "HELLO-ACK", "RESET", "EAGER", "RTS", "DATA", "CTS", "MSGEND", "ACK", "NACK", "READY", "PROBE", "MSGDROP",
     "DROP-CONFIRM", "NULL", "NULL-ACK", "PORT-CLOSED", "CLOSE", "CLOSED", "REFUSED", "RESUME", "PATH-PROBE", "PATH-ACK", "NEXT",
+    "RUN",
 }
 local RESET_REASONS = { "incarnation", "cluster", "version", "policy" }
 local RESET_DETAILS = { [0] = "none", "recovery", "ack_rule" }
@@ -103,6 +104,7 @@ end
 field(u8, "chunk.reserved", "Reserved", base.HEX, nil, 0x80)
 field(u16, "chunk.length", "Chunk header", base.UNIT_STRING, BYTES_UNIT)
 field(u16, "payload.length", "Payload length", base.UNIT_STRING, BYTES_UNIT)
+field(u16, "run.count", "Messages", base.DEC)
 field(u32, "payload.crc", "Payload CRC32C", base.HEX)
 field(u8, "payload.crc.status", "Payload CRC32C status", base.DEC, VERDICTS)
 fields(ProtoField.bytes, base.NONE, "payload", "Payload", "reserved", "Reserved", "padding", "Padding",
@@ -139,6 +141,7 @@ field(u8, "hello.unasked", "Taken unasked of a long message (units of 256 bytes)
 field(ProtoField.string, "hello.name", "Node's name")
 field(u32, "hello.features", "Features", base.HEX)
 field(ProtoField.bool, "hello.features.next", "NEXT: it reads NEXT", 32, nil, 1)
+field(ProtoField.bool, "hello.features.run", "RUN: it reads RUN, if it reads NEXT", 32, nil, 2)
 
 -- Found by comparing frames.
 field(ProtoField.string, "stream", "Stream")
@@ -196,6 +199,7 @@ local KINDS = {
         refuses = true },
     EAGER = { layout = stream("number", 4, "tag", 8), forward = true, payload = true, start = true },
     NEXT = { layout = {}, forward = true, payload = true },
+    RUN = { layout = {}, forward = true, payload = true },
     RTS = { layout = stream("number", 4, "tag", 8, "total", 4), forward = true, payload = true, start = true },
     DATA = { layout = stream("number", 4, "offset", 4), forward = true, payload = true },
     CTS = { layout = stream("number", 4, "granted", 4, "missing.count", 1, "reserved", 3) },
@@ -337,6 +341,12 @@ function CHECKS.HELLO(chunk, raw)
 end
 CHECKS["HELLO-ACK"] = CHECKS.HELLO
 
+-- The message behind another one.
+local function follow(chunk, before)
+    chunk.sender_port, chunk.receiver_port, chunk.stream_epoch = before.sender_port, before.receiver_port, before.stream_epoch
+    chunk.number, chunk.high = ((before.last or before.number) + 1) % 2 ^ 32, before.high
+end
+
 -- An EAGER behind the one in front of it, with which it has the rest in common.
 function CHECKS.NEXT(chunk, raw)
     local before = chunk.before
@@ -346,8 +356,17 @@ function CHECKS.NEXT(chunk, raw)
         chunk.tag_at = chunk.pos
         if not take(chunk, raw, "tag", 8) then return false end
     end
-    chunk.sender_port, chunk.receiver_port, chunk.stream_epoch = before.sender_port, before.receiver_port, before.stream_epoch
-    chunk.number, chunk.high = (before.number + 1) % 2 ^ 32, before.high
+    follow(chunk, before)
+    return true
+end
+
+-- Several of them, of one length.
+function CHECKS.RUN(chunk)
+    local before, count, len = chunk.before, chunk["run.count"], chunk["payload.length"]
+    if not before or count == 0 or len == 0 or len % count ~= 0 then return false end
+    chunk.tag_at = before.tag_at
+    follow(chunk, before)
+    chunk.last = (chunk.number + count - 1) % 2 ^ 32
     return true
 end
 
@@ -384,7 +403,8 @@ CHECKS["NULL-ACK"] = function(chunk) return chunk.delivered <= 1 end
 local function read_fields(chunk, raw)
     local has_payload = chunk.flags % 2 == PAYLOAD
     if has_payload then
-        if not (take(chunk, raw, "payload.length", 2) and take(chunk, raw, "reserved", 2) and take(chunk, raw, "payload.crc", 4)) then
+        local second = chunk.kind and chunk.kind.name == "RUN" and "run.count" or "reserved"
+        if not (take(chunk, raw, "payload.length", 2) and take(chunk, raw, second, 2) and take(chunk, raw, "payload.crc", 4)) then
             return false
         end
     end
@@ -649,16 +669,31 @@ end
 -- What each kind means for the stream it names. Requests wait in `stream.asked`: first chunks under their number, others under a name.
 local ON = {}
 
-local function first_chunk(stream, chunk, link)
-    local message = message_of(stream, chunk.number)
-    if serial_lt(chunk.number, stream.low) then stream.low = chunk.number end
+local function first_bytes(stream, number, len, link)
+    local message = message_of(stream, number)
+    if serial_lt(number, stream.low) then stream.low = number end
     link.sent_before = message.last
     message.first, message.last = message.first or link, link.record
-    cover(message, 0, chunk["payload.length"], link.record)
-    ask(stream.asked, chunk.number, link)
+    cover(message, 0, len, link.record)
+    ask(stream.asked, number, link)
     link.asked_before = nil -- that it was sent before says it already
 end
+
+local function first_chunk(stream, chunk, link) first_bytes(stream, chunk.number, chunk["payload.length"], link) end
 ON.EAGER, ON.NEXT, ON.RTS = first_chunk, first_chunk, first_chunk
+
+-- Messages of a RUN that are told of; no writer puts more into one.
+local function run_len(chunk) return math.min(chunk["run.count"], 255) end
+
+-- Each of its messages has a link of its own.
+function ON.RUN(stream, chunk, link)
+    link.parts = {}
+    local len = floor(chunk["payload.length"] / chunk["run.count"])
+    for k = 1, run_len(chunk) do
+        link.parts[k] = { record = link.record }
+        first_bytes(stream, plus(chunk.number, k - 1), len, link.parts[k])
+    end
+end
 
 function ON.DATA(stream, chunk, link)
     local message = message_of(stream, chunk.number)
@@ -820,6 +855,10 @@ function SAYS.RESET(c)
 end
 function SAYS.EAGER(c) return format("#%d %d B", c.number, c["payload.length"]) end
 SAYS.NEXT = SAYS.EAGER
+function SAYS.RUN(c)
+    local count = c["run.count"]
+    return format("#%d to #%d %d × %d B", c.number, c.last, count, floor(c["payload.length"] / count))
+end
 function SAYS.RTS(c) return format("#%d %d B, the first %d", c.number, c.total, c["payload.length"]) end
 function SAYS.DATA(c) return format("#%d %d to %d", c.number, c.offset, c.offset + c["payload.length"]) end
 function SAYS.CTS(c)
@@ -843,6 +882,14 @@ SAYS.CLOSED, SAYS.REFUSED = nothing, nothing
 local function path_says(c) return format("%d B", c.size) end
 SAYS["PATH-PROBE"], SAYS["PATH-ACK"] = path_says, path_says
 
+-- Whether any of it was sent, or asked, before.
+local function is_again(link)
+    for _, part in ipairs(link.parts or {}) do
+        if part.sent_before then return true end
+    end
+    return link.sent_before or link.asked_before
+end
+
 local function chunk_text(frame, chunk, link, raw)
     if not chunk.kind then return format("kind %d", chunk.kind_number) end
     local name = chunk.kind.name
@@ -854,7 +901,7 @@ local function chunk_text(frame, chunk, link, raw)
         way = format(" %d:%d→%d:%d", s, chunk.sender_port, r, chunk.receiver_port)
     end
     local says = SAYS[name](chunk, raw)
-    local again = link and (link.sent_before or link.asked_before) and " [again]" or ""
+    local again = link and is_again(link) and " [again]" or ""
     return name .. way .. (says == "" and "" or " " .. says) .. again
 end
 
@@ -964,10 +1011,12 @@ local function numbers_text(base, bits)
     return table.concat(parts, ", ")
 end
 
--- What NEXT has in common with the message in front of it, where it is.
+-- What NEXT and RUN have in common with the message in front of them, where it is.
 local function show_common(tree, chunk)
-    for _, name in ipairs { "sender_port", "receiver_port", "stream_epoch", "number" } do put_found(tree, name, chunk[name]) end
-    if band(chunk.flags, TAG) == 0 and is_looked_at(tree, F.tag) then
+    for _, name in ipairs { "sender_port", "receiver_port", "stream_epoch" } do put_found(tree, name, chunk[name]) end
+    local is_run = chunk.kind == KINDS.RUN
+    if not is_run then put_found(tree, "number", chunk.number) end
+    if (is_run or band(chunk.flags, TAG) == 0) and is_looked_at(tree, F.tag) then
         tree:add(F.tag, shown.tvb(chunk.tag_at, 8)):set_generated()
     end
 end
@@ -979,10 +1028,10 @@ local function show_fields(tree, chunk, raw)
     local items = chunk.items
     for n = 1, #items, 3 do put(tree, items[n], items[n + 1], items[n + 2]) end
     if chunk.name and #chunk.name > 0 then put(tree, F["hello.name"], chunk.name_at, #chunk.name, chunk.name) end
-    if chunk.features_at and is_looked_at(tree, F["hello.features.next"]) then
-        tree:add(F["hello.features.next"], shown.tvb(chunk.features_at, 4))
+    for _, name in ipairs { "hello.features.next", "hello.features.run" } do
+        if chunk.features_at and is_looked_at(tree, F[name]) then tree:add(F[name], shown.tvb(chunk.features_at, 4)) end
     end
-    if chunk.kind == KINDS.NEXT and not chunk.wrong then show_common(tree, chunk) end
+    if (chunk.kind == KINDS.NEXT or chunk.kind == KINDS.RUN) and not chunk.wrong then show_common(tree, chunk) end
     if chunk.receiver_port and not chunk.wrong then
         put_hidden(tree, "port", chunk.sender_port)
         put_hidden(tree, "port", chunk.receiver_port)
@@ -990,6 +1039,14 @@ local function show_fields(tree, chunk, raw)
     if chunk.expected then put_hidden(tree, "number", chunk.expected) end
     if chunk.words and chunk.words > 0 then
         put_found(tree, "received.numbers", numbers_text(chunk.base, received_bits(chunk, raw)))
+    end
+end
+
+-- Each message of a RUN, and what was found of it.
+local function show_run(tree, chunk, link, record)
+    for k = 1, run_len(chunk) do
+        local item = put_found(tree, "number", plus(chunk.number, k - 1))
+        if link and link.parts then show_links(item, link.parts[k], record) end
     end
 end
 
@@ -1002,6 +1059,7 @@ local function show_chunk(parent, frame, chunk, i, raw)
     if shown.all then tree:set_text("Chunk: " .. text) end
     if link then show_links(tree, link, record) end
     if shown.fields then show_fields(tree, chunk, raw) end
+    if chunk.kind == KINDS.RUN and not chunk.wrong then show_run(tree, chunk, link, record) end
     if chunk.payload_at then show_payload(tree, frame, chunk, i, raw) end
     if not chunk.kind then tree:add_proto_expert_info(E.unknown, format("Kind %d is not one of version 1: skipped", chunk.kind_number)) end
     if chunk.kind and chunk.kind.refuses and not chunk.wrong then tree:add_proto_expert_info(E.refusal, text) end

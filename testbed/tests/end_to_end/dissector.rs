@@ -105,6 +105,7 @@ fn every_kind_of_the_specification_is_there(samples: &[Sample]) {
         .collect();
     // It is none by itself: see `next_is_shown_with_what_it_leaves_out`.
     sampled.insert((24, "NEXT".to_owned()));
+    sampled.insert((25, "RUN".to_owned())); // see `each_message_of_a_run_is_shown`
     assert_eq!(listed, sampled);
 }
 
@@ -263,10 +264,10 @@ fn valid() -> Vec<Vec<u8>> {
     let samples = every_kind();
     let alone = samples.iter().map(std::slice::from_ref);
     let mixed = samples.windows(7).step_by(3);
-    alone
-        .chain(mixed)
-        .chain([&[][..]])
+    let frames = alone.chain(mixed).chain([&[][..]]);
+    frames
         .map(|chunks| write(&HEADER, chunks))
+        .chain((2..5).map(next::run))
         .collect()
 }
 
@@ -347,6 +348,20 @@ fn names() -> Vec<Vec<u8>> {
     frames
 }
 
+/// The messages of the RUN that is the frame's chunk of this index among those of known kinds with a payload; 0 if it is none.
+fn of_run(frame: &[u8], index: usize) -> usize {
+    let (mut at, mut left) = (48, index);
+    loop {
+        let carries = frame[at + 1] & 1 != 0 && (1..=25).contains(&frame[at]);
+        if carries && left == 0 {
+            let count = u16::from_be_bytes([frame[at + 6], frame[at + 7]]);
+            return usize::from(count) * usize::from(frame[at] == 25);
+        }
+        left -= usize::from(carries);
+        at += usize::from(u16::from_be_bytes([frame[at + 2], frame[at + 3]]));
+    }
+}
+
 /// What the parser says: a reason to drop the frame, and for each payload of a known kind whether it is whole.
 fn judge(frame: &[u8]) -> (Option<&'static str>, Vec<bool>) {
     match wire::parse(&[frame]) {
@@ -355,7 +370,15 @@ fn judge(frame: &[u8]) -> (Option<&'static str>, Vec<bool>) {
             let carriers = parsed
                 .chunks()
                 .filter(|(chunk, _)| chunk.payload().is_some());
-            (None, carriers.map(|(_, view)| view.verify()).collect())
+            let mut verdicts = carriers.map(|(_, view)| view.verify());
+            let mut chunks = Vec::new();
+            // A RUN's messages have one payload.
+            while let Some(good) = verdicts.next() {
+                let more = of_run(frame, chunks.len()).saturating_sub(1);
+                assert!((0..more).all(|_| verdicts.next() == Some(good)));
+                chunks.push(good);
+            }
+            (None, chunks)
         }
     }
 }
@@ -437,7 +460,7 @@ fn hostile_frames_are_judged_as_the_parser_judges_them() {
             // Payloads of kinds nobody knows are checked too; the parser leaves them out.
             if row[3]
                 .iter()
-                .all(|kind| (1..=23).contains(&kind.parse::<u8>().unwrap()))
+                .all(|kind| (1..=25).contains(&kind.parse::<u8>().unwrap()))
             {
                 let verdicts: Vec<String> = payloads
                     .iter()

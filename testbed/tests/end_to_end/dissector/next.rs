@@ -1,11 +1,12 @@
-//! NEXT, wire.md §4.2: what it leaves out is shown with it.
+//! NEXT and RUN, wire.md §4.2, §4.3: what they leave out is shown with them.
 
 use portolan_testbed::Encap;
-use portolan_transport::wire::Chunk;
+use portolan_transport::policy::AckMode;
+use portolan_transport::wire::{Chunk, Rows};
 
 use super::kinds;
 use crate::tshark::capture::Capture;
-use crate::tshark::samples::{HEADER, Sample, every_kind, write};
+use crate::tshark::samples::{HEADER, STREAM, Sample, every_kind, payload, write, write_for};
 use crate::tshark::{BOTH, rows};
 
 // Messages in a row, the last with another tag. Expect: NEXT, shown with what it has in common with the one in front of it.
@@ -53,5 +54,70 @@ fn next_is_shown_with_what_it_leaves_out() {
         let info = self::rows(&capture, passes, &["_ws.col.Info"]);
         let info = info[0][0].join(";");
         assert!(info.contains("NEXT 7:3→65534:255 #1 0 B"), "{info}");
+    }
+}
+
+/// A frame of an EAGER and a RUN of so many messages behind it, in all that length, and one message more, of another length.
+pub fn run(count: u32) -> Vec<u8> {
+    let message = |nth: u32| {
+        let bytes = match nth <= count {
+            true => vec![nth as u8; 4],
+            false => vec![9; 7],
+        };
+        let chunk = Chunk::Eager {
+            stream: STREAM,
+            start: None,
+            number: nth.wrapping_sub(2),
+            tag: 0x1234,
+            ack: AckMode::Policy,
+            payload: payload(&bytes),
+        };
+        (chunk, bytes)
+    };
+    let messages: Vec<Sample> = (0..count + 2).map(message).collect();
+    write_for(Rows::Run, &HEADER, &messages)
+}
+
+// An EAGER, a RUN of three messages and a RUN of one. Expect: each message's number, and once for all what they have in common.
+#[test]
+fn each_message_of_a_run_is_shown() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut capture = Capture::new();
+    capture.frame(Encap::Udp4, &run(3));
+    let mut damaged = run(3);
+    let last = damaged.len() - 8;
+    damaged[last] ^= 1;
+    capture.frame(Encap::Udp4, &damaged);
+    let capture = capture.write(directory.path());
+    let expected = [
+        ("chunk.kind", vec!["4", "25", "25"]),
+        ("number", vec!["4294967294", "4294967295", "0", "1", "2"]),
+        ("run.count", vec!["3", "1"]),
+        ("sender_port", vec!["3"; 3]),
+        ("stream_epoch", vec!["4294967280"; 3]),
+        ("stream", vec!["7:3 → 65534:255 high epoch 4294967280"; 3]),
+        ("tag", vec!["0x0000000000001234"; 3]),
+        ("payload.length", vec!["4", "12", "7"]),
+        (
+            "payload",
+            vec!["00000000", "010101010202020203030303", "09090909090909"],
+        ),
+        ("payload.crc.status", vec!["1"; 3]),
+        ("malformed", vec![]),
+    ];
+    let names = expected
+        .each_ref()
+        .map(|(name, _)| format!("portolan.{name}"));
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    for passes in BOTH {
+        let rows = rows(&capture, passes, &names);
+        for ((name, expected), shown) in expected.iter().zip(&rows[0]) {
+            assert_eq!(shown, expected, "{name}");
+        }
+        assert_eq!(rows[1][9], ["1", "0", "1"]);
+        let info = self::rows(&capture, passes, &["_ws.col.Info"]);
+        let info = info[0][0].join(";");
+        let says = "RUN 7:3→65534:255 #4294967295 to #1 3 × 4 B";
+        assert!(info.contains(says), "{info}");
     }
 }

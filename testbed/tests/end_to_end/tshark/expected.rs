@@ -156,6 +156,7 @@ impl Expected {
         self.bytes("padding", &[0; 3][..hello.name.len().wrapping_neg() % 4]);
         self.hex32("hello.features", hello.features);
         self.add("hello.features.next", hello.features & 1);
+        self.add("hello.features.run", hello.features >> 1 & 1);
     }
 
     fn received(&mut self, base: u32, received: &Received) {
