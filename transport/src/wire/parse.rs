@@ -16,7 +16,7 @@ use super::codec::{Decoded, decode};
 use super::crc::crc32c_append;
 use super::error::WireError;
 use super::frame::{FRAME_HEADER_LEN, FrameHeader, Parsed};
-use super::plain::{Before, Run, next_eager, plain_ack, plain_run, run_of};
+use super::plain::{Before, RUNS_MAX, Run, next_eager, plain_ack, plain_run, run_of};
 use crate::policy::AckMode;
 
 /// Up to this length a frame may have bytes after its payloads: Ethernet pads to 60 bytes, and VLAN tags come and go.
@@ -49,7 +49,7 @@ pub fn parse<'a>(segments: &'a [&'a [u8]]) -> Result<Frame<'a>, WireError> {
     } = FrameHeader::parse(first)?;
 
     let mut rest = &first[FRAME_HEADER_LEN..header_len];
-    let mut payloads = 0usize;
+    let (mut payloads, mut in_runs) = (0usize, 0usize);
     let mut unknown = 0;
     let mut probe_size = 0;
     // Whether NEXT and RUN are well formed does not depend on what the EAGER in front of them says.
@@ -64,6 +64,7 @@ pub fn parse<'a>(segments: &'a [&'a [u8]]) -> Result<Frame<'a>, WireError> {
             && let Some((run, after)) = plain_run(rest)
         {
             payloads += usize::from(run.payload.len);
+            in_runs += usize::from(run.count);
             rest = after;
             continue;
         }
@@ -73,6 +74,7 @@ pub fn parse<'a>(segments: &'a [&'a [u8]]) -> Result<Frame<'a>, WireError> {
             _ => None,
         };
         rest = decoded.rest;
+        in_runs += usize::from(decoded.run);
         payloads += decoded
             .payload
             .map_or(0, |payload| usize::from(payload.len)); // at most 255 × 65535
@@ -84,6 +86,9 @@ pub fn parse<'a>(segments: &'a [&'a [u8]]) -> Result<Frame<'a>, WireError> {
     }
     if !rest.is_empty() {
         return Err(WireError::ChunkCount);
+    }
+    if in_runs > RUNS_MAX {
+        return Err(WireError::ChunkField);
     }
     let used = header_len + payloads;
     if total < used.max(probe_size) {

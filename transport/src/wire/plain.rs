@@ -14,6 +14,7 @@ use super::fields::{
     FLAG_PAYLOAD, FLAG_START, FLAG_TAG, ack_flags, ack_mode, is_unasked, priority, priority_flag,
     unasked_flag,
 };
+use super::writer::MAX_CHUNKS;
 use crate::ident::PORTS;
 use crate::policy::AckMode;
 
@@ -25,8 +26,11 @@ const NEXT_LEN: usize = PREFIX_LEN + 8;
 const NEXT_TAG_LEN: usize = NEXT_LEN + 8;
 /// RUN, however many messages it stands for.
 const RUN_LEN: usize = PREFIX_LEN + 8;
-/// Most messages in a RUN that this version writes. It reads as many as a payload holds.
-pub(super) const RUN_MAX: u16 = 255;
+/// Most messages in a RUN that this version writes, so that a frame's chunks stand for no more than [`RUNS_MAX`].
+pub(super) const RUN_MAX: u16 = 32;
+/// Most messages in all RUNs of a frame: what a frame costs its reader is bounded, however short they are.
+pub(super) const RUNS_MAX: usize = 1024;
+const _: () = assert!(MAX_CHUNKS * RUN_MAX as usize <= RUNS_MAX);
 /// DATA, as this version writes it.
 pub(crate) const DATA_LEN: usize = PREFIX_LEN + 8 + 8 + 4 + 4;
 /// Where DATA's offset is.

@@ -117,17 +117,17 @@ fn who_reads_runs() {
 // As many messages as one RUN holds, and more; and a frame whose chunks are all taken. Expect: another RUN; and the last RUN still grows.
 #[test]
 fn how_many() {
-    let many: Vec<_> = (0..600)
+    let many: Vec<_> = (0..90)
         .map(|number| eager(number, 5, &[number as u8; 3]))
         .collect();
     let frame = write_for(Rows::Run, &many);
     assert_eq!(
         kinds(&frame),
-        [(4, 0), (25, RUN_MAX), (25, RUN_MAX), (25, 89)]
+        [(4, 0), (25, RUN_MAX), (25, RUN_MAX), (25, 25)]
     );
     assert_eq!(read(&[&frame]).unwrap(), many);
     assert_eq!(
-        read(&[&frame[..700], &frame[700..1_003], &frame[1_003..]]).unwrap(),
+        read(&[&frame[..200], &frame[200..303], &frame[303..]]).unwrap(),
         many
     );
 
@@ -167,6 +167,31 @@ fn how_many() {
     let len = w.finish_headers().finish(&HEADER);
     assert_eq!(kinds(&small[..len]), [(4, 0), (25, 1)]);
     assert_eq!(read(&[&small[..len]]).unwrap().len(), 2);
+}
+
+// RUNs of a frame that together are of as many messages as a reader takes, and of one more. Expect: read; refused.
+#[test]
+fn how_many_in_a_frame() {
+    let of = |counts: &[u16]| {
+        let chunks: Vec<_> = (0..1 + counts.len() as u32)
+            .map(|number| eager(number, 5, &vec![0; 1 + number as usize % 2]))
+            .collect();
+        let mut frame = write_for(Rows::Run, &chunks);
+        let bytes: usize = counts.iter().map(|count| usize::from(*count)).sum();
+        for (nth, count) in counts.iter().enumerate() {
+            let at = FRAME_HEADER_LEN + 32 + 12 * nth;
+            frame[at + 4..at + 6].copy_from_slice(&count.to_be_bytes());
+            frame[at + 6..at + 8].copy_from_slice(&count.to_be_bytes());
+        }
+        frame.resize(header_len(&frame) + 1 + bytes, 0);
+        reseal(&mut frame);
+        (kinds(&frame).len(), error(&frame))
+    };
+    assert_eq!(of(&[1_024]), (2, None));
+    assert_eq!(of(&[1_025]), (2, Some(WireError::ChunkField)));
+    assert_eq!(of(&[33; 31]), (32, None));
+    assert_eq!(of(&[512, 511, 1]), (4, None));
+    assert_eq!(of(&[512, 512, 1]), (4, Some(WireError::ChunkField)));
 }
 
 // RUN with nothing in front of it, behind what is no message or what nobody knows, without a payload, of no messages, of messages without bytes or not
