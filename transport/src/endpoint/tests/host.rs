@@ -37,6 +37,8 @@ pub(super) struct TestHost {
     pub(super) offered: Vec<u64>,
     /// The port goes at the commit after so many.
     pub(super) commits_max: Option<usize>,
+    /// Payloads after so many are not copied in without a checksum.
+    pub(super) places_max: Option<usize>,
     /// Payloads that were copied out, and in, without a checksum.
     pub(super) unchecked: [usize; 2],
 }
@@ -180,6 +182,9 @@ impl Host for TestHost {
         offset: u32,
         from: &[u8],
     ) -> Result<(), MemoryFault> {
+        if self.places_max == Some(self.unchecked[1]) {
+            return Err(MemoryFault);
+        }
         self.write_payload(buffer, offset, from)?;
         self.unchecked[1] += 1;
         Ok(())

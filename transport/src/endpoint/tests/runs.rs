@@ -139,6 +139,21 @@ fn tokens_for_some() {
     }
 }
 
+// A message of a RUN that was verified cannot be written. Expect: the general way takes over from there, and nothing else is lost.
+#[test]
+fn memory_that_cannot_be_written() {
+    for places in 0..6 {
+        let mut pair = connected();
+        pair.sides[1].host.places_max = Some(places);
+        submit(&mut pair, 6);
+        let frame = frame(&mut pair);
+        arrives(&mut pair, &[&frame]);
+        assert_eq!(delivered(&pair), [1, 2, 3, 4, 5, 6], "{places}");
+        let host = &pair.sides[1].host;
+        assert_eq!((host.unchecked[1], host.buffers.len()), (places.min(5), 0));
+    }
+}
+
 // The application is asked about each message, which nobody does on the straight way. Expect: all are offered, and delivered.
 #[test]
 fn asked_about_each() {

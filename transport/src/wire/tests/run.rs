@@ -141,6 +141,7 @@ fn how_many() {
     let number = MAX_CHUNKS as u32;
     assert_eq!(w.push(&eager(number, 5, b"a").0), Err(Full));
     assert_eq!(w.form(&STREAM, number, 5, AckMode::Lazy, 2), Form::More);
+    assert_eq!((w.room_in(Form::Run), w.room_behind(0)), (None, None));
     let (len, room) = (w.len(), w.room_in(Form::More).unwrap());
     assert_eq!(len + room, 1_472);
     assert_eq!(w.push(&eager(number, 5, b"ab").0), Ok(MAX_CHUNKS - 1));
@@ -156,6 +157,7 @@ fn how_many() {
     let mut small = [0; 48 + 32 + 12 + 4 + 4 + 3];
     let mut w = FrameWriter::new(&mut small);
     w.shorten(Rows::Run);
+    assert_eq!(w.room_in(Form::Run), w.room_behind(12));
     let fits: Vec<_> = (0..3)
         .map(|number| w.push(&eager(number, 5, b"abcd").0))
         .collect();
