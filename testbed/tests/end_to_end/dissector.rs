@@ -348,20 +348,6 @@ fn names() -> Vec<Vec<u8>> {
     frames
 }
 
-/// The messages of the RUN that is the frame's chunk of this index among those of known kinds with a payload; 0 if it is none.
-fn of_run(frame: &[u8], index: usize) -> usize {
-    let (mut at, mut left) = (48, index);
-    loop {
-        let carries = frame[at + 1] & 1 != 0 && (1..=25).contains(&frame[at]);
-        if carries && left == 0 {
-            let count = u16::from_be_bytes([frame[at + 6], frame[at + 7]]);
-            return usize::from(count) * usize::from(frame[at] == 25);
-        }
-        left -= usize::from(carries);
-        at += usize::from(u16::from_be_bytes([frame[at + 2], frame[at + 3]]));
-    }
-}
-
 /// What the parser says: a reason to drop the frame, and for each payload of a known kind whether it is whole.
 fn judge(frame: &[u8]) -> (Option<&'static str>, Vec<bool>) {
     match wire::parse(&[frame]) {
@@ -370,15 +356,8 @@ fn judge(frame: &[u8]) -> (Option<&'static str>, Vec<bool>) {
             let carriers = parsed
                 .chunks()
                 .filter(|(chunk, _)| chunk.payload().is_some());
-            let mut verdicts = carriers.map(|(_, view)| view.verify());
-            let mut chunks = Vec::new();
-            // A RUN's messages have one payload.
-            while let Some(good) = verdicts.next() {
-                let more = of_run(frame, chunks.len()).saturating_sub(1);
-                assert!((0..more).all(|_| verdicts.next() == Some(good)));
-                chunks.push(good);
-            }
-            (None, chunks)
+            let verdicts = carriers.map(|(_, view)| view.verify());
+            (None, next::by_chunk(frame, verdicts))
         }
     }
 }

@@ -121,3 +121,28 @@ fn each_message_of_a_run_is_shown() {
         assert!(info.contains(says), "{info}");
     }
 }
+
+/// Whether each payload of a frame is whole, of what the parser says of each message: a RUN's have one payload.
+pub fn by_chunk(frame: &[u8], mut verdicts: impl Iterator<Item = bool>) -> Vec<bool> {
+    let mut chunks = Vec::new();
+    while let Some(good) = verdicts.next() {
+        let more = of_run(frame, chunks.len()).saturating_sub(1);
+        assert!((0..more).all(|_| verdicts.next() == Some(good)));
+        chunks.push(good);
+    }
+    chunks
+}
+
+/// The messages of the RUN that is the frame's chunk of this index among those of known kinds with a payload; 0 if it is none.
+fn of_run(frame: &[u8], index: usize) -> usize {
+    let (mut at, mut left) = (48, index);
+    loop {
+        let carries = frame[at + 1] & 1 != 0 && (1..=25).contains(&frame[at]);
+        if carries && left == 0 {
+            let count = u16::from_be_bytes([frame[at + 6], frame[at + 7]]);
+            return usize::from(count) * usize::from(frame[at] == 25);
+        }
+        left -= usize::from(carries);
+        at += usize::from(u16::from_be_bytes([frame[at + 2], frame[at + 3]]));
+    }
+}
