@@ -25,6 +25,7 @@ local portolan = Proto("portolan", "Portolan")
 local ETHERTYPE, MAGIC, VERSION = 0x88B5, 0x504C, 1
 local HEADER_LEN, CRC_AT = 48, 44
 local FRAME_MAX, PADDED_MAX, PORTS, NAME_MAX, RANGES_MAX, WORDS_MAX = 65535, 64, 256, 64, 8, 4
+local RUNS_MAX = 1024 -- messages in all RUNs of a frame
 local PAYLOAD, START, HIGH, TAG = 1, 2, 4, 64
 local EXACT = 2
 
@@ -442,7 +443,7 @@ end
 
 -- All chunks, as far as they can be read, and what is wrong with the first that cannot.
 local function read_chunks(frame, raw)
-    local at, before = HEADER_LEN, nil
+    local at, before, in_runs = HEADER_LEN, nil, 0
     for i = 1, frame.chunk_count do
         local chunk, wrong = read_chunk(raw, at, frame.header_len, before)
         frame.chunks[i] = chunk
@@ -451,9 +452,11 @@ local function read_chunks(frame, raw)
             return wrong
         end
         before = chunk.tag_at and chunk
+        in_runs = in_runs + (chunk["run.count"] or 0)
         at = at + chunk.length
     end
     if at ~= frame.header_len then return "chunk_count" end
+    if in_runs > RUNS_MAX then return "chunk_field" end
 end
 
 -- Where each chunk's payload lies, and whether payloads, padding and frame fit each other.
@@ -682,7 +685,7 @@ end
 local function first_chunk(stream, chunk, link) first_bytes(stream, chunk.number, chunk["payload.length"], link) end
 ON.EAGER, ON.NEXT, ON.RTS = first_chunk, first_chunk, first_chunk
 
--- Messages of a RUN that are told of; no writer puts more into one.
+-- Messages of a RUN that are told of, more than a writer puts into one.
 local function run_len(chunk) return math.min(chunk["run.count"], 255) end
 
 -- Each of its messages has a link of its own.

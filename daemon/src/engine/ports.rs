@@ -37,7 +37,7 @@ use super::questions::Questions;
 /// Tokens taken from a ring of a port before the next port has its turn. Messages of 64 bytes without tags of their own fill four frames of 1,472 bytes
 /// then, which leave with one kick: what does not fill its frames costs the kernel's way of one more. With half of that 5 % fewer pass in a second; with
 /// twice that as many, and the other node waits longer for the first.
-pub const TOKENS_PER_TURN: u32 = 72;
+pub const TOKENS_PER_TURN: u32 = 84;
 
 /// A send in the engine's hands.
 #[derive(Clone, Copy, Debug)]
