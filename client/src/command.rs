@@ -50,7 +50,7 @@ impl Port {
         if !self.send_book.holds(handle) {
             return Ok(false);
         }
-        self.cancel_named(u64::from(handle.generation) << 32 | u64::from(handle.slot))?;
+        self.cancel_named(handle.token().encode())?;
         Ok(true)
     }
 

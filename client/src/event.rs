@@ -2,6 +2,8 @@
 
 use std::ops::{Deref, DerefMut};
 
+use portolan_abi::token::TokenRef;
+
 use crate::alarm::AlarmId;
 use crate::arena::Buffer;
 use crate::integrity::IntegrityReport;
@@ -92,8 +94,22 @@ impl DerefMut for Message {
 /// Names one send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SendHandle {
-    pub(crate) slot: u32,
-    pub(crate) generation: u32,
+    /// Slot and generation, in one word: written as two and moved as one, it would have to be waited for.
+    token: u64,
+}
+
+impl SendHandle {
+    #[inline(always)]
+    pub(crate) fn of(token: TokenRef) -> Self {
+        Self {
+            token: token.encode(),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn token(self) -> TokenRef {
+        TokenRef::decode(self.token)
+    }
 }
 
 /// The end of a send.

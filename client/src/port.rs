@@ -373,10 +373,7 @@ impl Port {
         self.write_token(slot, &token, inline);
         self.send_book.fill_send(slot, self.sends.next(), send);
         self.hand_over(slot);
-        SendHandle {
-            slot: slot.slot,
-            generation: slot.generation,
-        }
+        SendHandle::of(slot)
     }
 
     /// Writes and publishes what is no message of the application.

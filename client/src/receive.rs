@@ -271,7 +271,7 @@ impl Port {
                     book.uncover(slot, send);
                     book.ended(slot, status);
                 }
-                let handle = SendHandle { slot, generation };
+                let handle = SendHandle::of(token);
                 Some(Event::Sent(send.end(handle, status)))
             }
             Some((Use::Note, _)) => {
@@ -299,7 +299,7 @@ impl Port {
                 let Some((_, send)) = self.send_book.end(slot, generation) else {
                     return Ok(None);
                 };
-                let handle = SendHandle { slot, generation };
+                let handle = SendHandle::of(token);
                 Ok(Some(Event::Sent(send.end(handle, status))))
             }
             Said::Received(entry, priority) => {
@@ -338,7 +338,7 @@ impl Port {
                 buffer.abandon();
             }
             if let Some(book) = &self.integrity {
-                book.uncover(handle.slot, send);
+                book.uncover(handle.token().slot, send);
             }
             return Ok(Event::Sent(
                 send.end(handle, Status::MaybeDelivered(reason)),

@@ -183,8 +183,7 @@ impl SendBook {
 
     /// Is this send still under way?
     pub(crate) fn holds(&self, handle: SendHandle) -> bool {
-        let SendHandle { slot, generation } = handle;
-        self.sends(TokenRef { slot, generation })
+        self.sends(handle.token())
     }
 
     /// Is a message under way with this token?
@@ -214,7 +213,7 @@ impl SendBook {
         let slot = self.slots.iter().position(|s| s.used == Use::Send)?;
         let (slot, generation) = (slot as u32, self.slots[slot].generation);
         let (_, send) = self.end(slot, generation)?;
-        Some((SendHandle { slot, generation }, send))
+        Some((SendHandle::of(TokenRef { slot, generation }), send))
     }
 }
 

@@ -220,6 +220,7 @@ pub struct TokenRef {
 
 impl TokenRef {
     /// As one ring word.
+    #[inline]
     pub fn encode(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.slot)
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use portolan::{
     Address, Buffer, Event, INLINE_BYTES, Node, Port, PortOptions, Priority, SendError,
-    SendOptions, Wait,
+    SendOptions, Sent, Wait,
 };
 
 use super::{Arrival, Ends, Job, Orders, PortRole, port_alone};
@@ -136,10 +136,10 @@ impl Ends for Ports {
                         .provide_receive_buffer(message.into_buffer(), Priority::Low)?;
                     return Ok(Some(arrival));
                 }
-                Some(Event::Sent(sent)) => {
-                    ensure!(sent.status.is_delivered(), "a send ended {}", sent.status);
+                Some(Event::Sent(Sent { status, buffer, .. })) => {
+                    ensure!(status.is_delivered(), "a send ended {status}");
                     end.room = true;
-                    end.idle.extend(sent.buffer);
+                    end.idle.extend(buffer);
                 }
                 Some(event) => end.port.unknown(event),
             }
