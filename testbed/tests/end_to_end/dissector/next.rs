@@ -2,11 +2,13 @@
 
 use portolan_testbed::Encap;
 use portolan_transport::policy::AckMode;
-use portolan_transport::wire::{Chunk, Rows};
+use portolan_transport::wire::{Chunk, Rows, WireError, parse};
 
 use super::kinds;
 use crate::tshark::capture::Capture;
-use crate::tshark::samples::{HEADER, STREAM, Sample, every_kind, payload, write, write_for};
+use crate::tshark::samples::{
+    HEADER, STREAM, Sample, every_kind, payload, reseal, write, write_for,
+};
 use crate::tshark::{BOTH, rows};
 
 // Messages in a row, the last with another tag. Expect: NEXT, shown with what it has in common with the one in front of it.
@@ -145,4 +147,34 @@ fn of_run(frame: &[u8], index: usize) -> usize {
         left -= usize::from(carries);
         at += usize::from(u16::from_be_bytes([frame[at + 2], frame[at + 3]]));
     }
+}
+
+// RUNs of as many messages as a reader takes of a frame, and one more. Expect: the parser's verdict.
+#[test]
+fn a_frames_runs_are_bounded() {
+    let directory = tempfile::tempdir().unwrap();
+    let frames = [1_024_u16, 1_025].map(|count| {
+        let at = 48 + 32;
+        let mut frame = run(1);
+        // Without the last, which is of another length; a byte each.
+        frame[3] = 2;
+        frame[5] = at as u8 + 12;
+        frame.drain(at + 12..at + 24);
+        frame[at + 4..at + 6].copy_from_slice(&count.to_be_bytes());
+        frame[at + 6..at + 8].copy_from_slice(&count.to_be_bytes());
+        frame.resize(at + 12 + 4 + usize::from(count), 0);
+        reseal(&mut frame);
+        frame
+    });
+    let parsed = frames.each_ref().map(|frame| parse(&[frame]).err());
+    assert_eq!(parsed, [None, Some(WireError::ChunkField)]);
+    let mut capture = Capture::new();
+    for frame in &frames {
+        capture.frame(Encap::Udp4, frame);
+    }
+    let capture = capture.write(directory.path());
+    let rows = rows(&capture, BOTH[0], &["portolan.malformed"]);
+    let shown: Vec<_> = rows.iter().map(|row| row[0].first()).collect();
+    let field = WireError::ChunkField.name().to_owned();
+    assert_eq!(shown, [None, Some(&field)]);
 }
