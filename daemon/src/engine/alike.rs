@@ -11,8 +11,8 @@
 //!
 //! Rejected: to read all tokens first and accept them then (a token that kills an engine would not be the one that the ledger names).
 //!
-//! Invariants: a slot that is tagged is never taken; a token that the last engine died of never goes this way; not more than a turn's tokens
-//! are untold at once, so that a successor passes over all of them ([`Port::skip_accepted`](super::ports::Port::skip_accepted)).
+//! Invariants: a slot that is tagged is never taken; a token that the last engine died of never goes this way; not more than [`AT_ONCE`] tokens
+//! are untold at once.
 
 use std::sync::atomic::Ordering;
 
@@ -23,6 +23,10 @@ use portolan_transport::host::SendRequest;
 
 use super::commit;
 use super::host::{EngineHost, send_id};
+
+/// Tokens that are accepted and not told. A successor of this build passes over as many as the ring holds
+/// ([`Port::skip_accepted`](super::ports::Port::skip_accepted)), one of the builds before it over 72.
+const AT_ONCE: u32 = 64;
 
 /// After `token` was accepted as `send`, accepts at most `most` of those behind it. How many it took.
 #[inline]
@@ -49,7 +53,7 @@ pub(super) fn take_alike(
     let (record, epoch) = more.record();
     let (facts, working) = (ledger.sends(number), &ledger.header().working_token);
     let (mut taken, mut last) = (0, None);
-    while taken < most
+    while taken < most.min(AT_ONCE)
         && let Some(next) = more.number()
         && let Some((slot, token, fact)) = port.next_alike(&alike, facts)
     {

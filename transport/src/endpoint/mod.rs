@@ -321,7 +321,8 @@ impl Endpoint {
             shares: Shares::default(),
             timers: Timers::default(),
             last_sent: slab::NONE,
-            sources: Vec::with_capacity(wire::MAX_CHUNKS),
+            // More than a frame of 9,000 bytes holds of messages of 64.
+            sources: Vec::with_capacity(256),
             train: None,
             #[cfg(test)]
             shortcuts: Shortcuts::default(),

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::Ordering;
 
-use portolan_abi::ledger::working_token;
+use portolan_abi::ledger::{pair, working_token};
 use portolan_abi::memory::{ClientHalf, EngineHalf};
 use portolan_abi::ring::ProducerCursor;
 use portolan_abi::token::{FLAG_INLINE, ReceiveToken, TokenRef};
@@ -374,4 +374,39 @@ fn a_token_is_named_while_it_is_worked_on() {
     }
     // Before each of the six words of each copy, the tag among them.
     assert_eq!(named, 8 * 6);
+}
+
+// A predecessor, of whatever build, died with a hundred tokens accepted and none of them told. Expect: its successor passes over all, and the next
+// token is taken as ever.
+#[test]
+fn a_successor_passes_over_all_that_is_untold() {
+    const UNTOLD: u32 = 100;
+    let memory = Memory::with(1, geometry(128, 64));
+    memory.empty();
+    drop(Node::take_over(&memory));
+    let (client, half) = memory.halves();
+    let facts = memory.ledger().ledger().sends(PORT);
+    let ring = client.send_ring(&half);
+    let mut cursor = ProducerCursor::new(0);
+    for slot in 0..=UNTOLD {
+        for (to, from) in client.send_slots()[slot as usize]
+            .iter()
+            .zip(with_generation(1))
+        {
+            to.store(from, Ordering::Relaxed);
+        }
+        cursor.stage(ring, &[at(slot).encode()]);
+        let fact = &facts[slot as usize];
+        let destination = 2 | u64::from(PORT) << 16 | 64 << 32;
+        fact.destination.store(destination, Ordering::Relaxed);
+        fact.stream.store(1 << 41, Ordering::Relaxed); // the payload is in the slot
+        let tag = pair(1, slot);
+        fact.tag
+            .store(if slot < UNTOLD { tag } else { 0 }, Ordering::Relaxed);
+    }
+    cursor.publish(ring);
+    let mut engine = Node::take_over(&memory);
+    assert_eq!((engine.fault(), ring.consumed()), (None, UNTOLD));
+    engine.serve(1_000);
+    assert_eq!((engine.fault(), ring.consumed()), (None, UNTOLD + 1));
 }
