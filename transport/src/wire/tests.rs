@@ -275,6 +275,19 @@ fn write(chunks: &[(Chunk<'_>, Vec<u8>)]) -> Vec<u8> {
     write_for(Rows::Next, chunks)
 }
 
+/// A message of this number, tag and bytes, without START.
+fn eager(number: u32, tag: u64, bytes: &[u8]) -> (Chunk<'static>, Vec<u8>) {
+    let chunk = Chunk::Eager {
+        stream: STREAM,
+        start: None,
+        number,
+        tag,
+        ack: AckMode::Lazy,
+        payload: payload(bytes),
+    };
+    (chunk, bytes.to_vec())
+}
+
 fn write_for(rows: Rows, chunks: &[(Chunk<'_>, Vec<u8>)]) -> Vec<u8> {
     let mut frame = vec![0xaa; 9000];
     let mut headers = FrameWriter::new(&mut frame);

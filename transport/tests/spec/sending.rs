@@ -89,10 +89,13 @@ fn s4_3_first_chunks() {
     assert_eq!(p.sends(0), ["EAGER 2 start 0, 0 bytes"]);
 }
 
-// Short messages in a row. Expect: in full for a peer that did not say that it reads NEXT, or whose engine was replaced and whose successor did not;
-// else without what they have in common, but for what opens the stream. It reads the same. transport.md §4.3, wire.md §4.2
-#[test]
-fn s4_3_next_for_those_who_read_it() {
+/// Four short messages to peers that read what these bits of `features` say, and the headers of their frame; to an engine that replaced the peer's, until it
+/// greets; and to one that takes back what it said.
+fn to_those_who_read(
+    tagless: bool,
+    each: &[(u32, usize)],
+    (features, expected_then): (u32, usize),
+) {
     let burst = |p: &mut Puppet| {
         let lines = p.sends_many(4, 64);
         assert!(
@@ -102,67 +105,53 @@ fn s4_3_next_for_those_who_read_it() {
         assert_eq!((lines.len(), p.heard.len()), (4, 1));
         p.heard[0].len - 4 * 64
     };
-    let in_full = 48 + 4 * 32;
-    let short = 48 + 32 + 3 * (12 + 8); // each has a tag of its own
-    for (features, expected) in [(0, in_full), (2, in_full), (1, short), (u32::MAX, short)] {
+    for &(read, expected) in each {
         let mut p = Puppet::stranger(policy(), 8, 1458);
-        p.features = features;
+        (p.features, p.host.tagless) = (read, tagless);
         p.greets();
-        assert_eq!(burst(&mut p), in_full + 4 * 4, "START");
+        assert_eq!(burst(&mut p), IN_FULL + 4 * 4, "START");
         p.says(p.ack(4));
-        assert_eq!(burst(&mut p), expected, "{features:#x}");
+        assert_eq!(burst(&mut p), expected, "{read:#x}");
         p.says(p.ack(8));
         // Another engine, which has not said anything yet but that it is there.
         p.header.engine_epoch = p.header.engine_epoch.wrapping_add(1);
         p.says(p.ack(8));
-        assert_eq!(burst(&mut p), in_full);
+        assert_eq!(burst(&mut p), IN_FULL);
         p.says(p.ack(12));
         p.says(p.hello(OUR_INCARNATION));
         assert_eq!(burst(&mut p), expected, "greeted again");
         p.says(p.ack(16));
-        p.features = 0;
+        p.features = features;
         p.says(p.hello(OUR_INCARNATION));
-        assert_eq!(burst(&mut p), in_full, "it thought better of it");
+        assert_eq!(burst(&mut p), expected_then, "it thought better of it");
     }
+}
+
+/// Headers of a frame of four EAGERs.
+const IN_FULL: usize = 48 + 4 * 32;
+
+// Short messages in a row. Expect: in full for a peer that did not say that it reads NEXT, or whose engine was replaced and whose successor did not;
+// else without what they have in common, but for what opens the stream. It reads the same. transport.md §4.3, wire.md §4.2
+#[test]
+fn s4_3_next_for_those_who_read_it() {
+    let short = 48 + 32 + 3 * (12 + 8); // each has a tag of its own
+    let each = [(0, IN_FULL), (2, IN_FULL), (1, short), (u32::MAX, short)];
+    to_those_who_read(false, &each, (0, IN_FULL));
 }
 
 // The same of an application without tags. Expect: a peer that reads NEXT and RUN gets messages of one length as a RUN; one that reads only NEXT gets that,
 // and one that reads only RUN neither. An engine that replaces another has to say it again. transport.md §4.3, wire.md §4.3
 #[test]
 fn s4_3_run_for_those_who_read_it() {
-    let burst = |p: &mut Puppet| {
-        let lines = p.sends_many(4, 64);
-        assert_eq!((lines.len(), p.heard.len()), (4, 1), "{lines:?}");
-        p.heard[0].len - 4 * 64
-    };
-    let in_full = 48 + 4 * 32;
     let (next, run) = (48 + 32 + 3 * 12, 48 + 32 + 12);
-    for (features, expected) in [
-        (0, in_full),
+    let each = [
+        (0, IN_FULL),
         (1, next),
-        (2, in_full),
+        (2, IN_FULL),
         (3, run),
         (u32::MAX, run),
-    ] {
-        let mut p = Puppet::stranger(policy(), 8, 1458);
-        (p.features, p.host.tagless) = (features, true);
-        p.greets();
-        assert_eq!(burst(&mut p), in_full + 4 * 4, "START");
-        p.says(p.ack(4));
-        assert_eq!(burst(&mut p), expected, "{features:#x}");
-        p.says(p.ack(8));
-        // Another engine, which has not said anything yet but that it is there.
-        p.header.engine_epoch = p.header.engine_epoch.wrapping_add(1);
-        p.says(p.ack(8));
-        assert_eq!(burst(&mut p), in_full);
-        p.says(p.ack(12));
-        p.says(p.hello(OUR_INCARNATION));
-        assert_eq!(burst(&mut p), expected, "greeted again");
-        p.says(p.ack(16));
-        p.features = 1;
-        p.says(p.hello(OUR_INCARNATION));
-        assert_eq!(burst(&mut p), next, "it thought better of it");
-    }
+    ];
+    to_those_who_read(true, &each, (1, next));
 }
 
 // Each kind of answer ends a send in its own way, once. transport.md §4.4

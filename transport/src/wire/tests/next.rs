@@ -4,19 +4,6 @@ use std::vec;
 
 use super::*;
 
-/// A message of this number, tag and bytes, without START.
-fn eager(number: u32, tag: u64, bytes: &[u8]) -> (Chunk<'static>, Vec<u8>) {
-    let chunk = Chunk::Eager {
-        stream: STREAM,
-        start: None,
-        number,
-        tag,
-        ack: AckMode::Lazy,
-        payload: payload(bytes),
-    };
-    (chunk, bytes.to_vec())
-}
-
 // Three messages in a row, the third with another tag. Expect: NEXT and NEXT with a tag, byte for byte.
 #[test]
 fn layout_of_next() {

@@ -7,19 +7,6 @@ use proptest::prelude::*;
 use super::super::plain::{Form, RUN_MAX};
 use super::*;
 
-/// A message of this number, tag and bytes, without START.
-fn eager(number: u32, tag: u64, bytes: &[u8]) -> (Chunk<'static>, Vec<u8>) {
-    let chunk = Chunk::Eager {
-        stream: STREAM,
-        start: None,
-        number,
-        tag,
-        ack: AckMode::Lazy,
-        payload: payload(bytes),
-    };
-    (chunk, bytes.to_vec())
-}
-
 fn header_len(frame: &[u8]) -> usize {
     usize::from(u16::from_be_bytes([frame[4], frame[5]]))
 }
