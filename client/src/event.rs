@@ -12,8 +12,12 @@ use crate::offer::Offer;
 use crate::status::Status;
 
 /// What happened.
+//
+// Its kind is as wide as the fields behind it: of four bytes, with fields of four behind them, events were moved in pieces that lie across what had just
+// been written, and a processor waits for that.
 #[derive(Debug)]
 #[non_exhaustive]
+#[repr(u64)]
 pub enum Event {
     /// A message came.
     Received(Message),

@@ -363,15 +363,11 @@ impl Port {
             tag: options.tag,
             timeout_us: options.timeout.map_or(0, timeout_us),
         };
-        let send = InFlight {
-            copied,
-            buffer,
-            to,
-            priority: options.priority,
-            tag: options.tag,
-        };
+        let send = InFlight::new(to, options.priority, options.tag);
         self.write_token(slot, &token, inline);
-        self.send_book.fill_send(slot, self.sends.next(), send);
+        let given_at = self.sends.next();
+        self.send_book
+            .fill_send(slot, given_at, send, buffer, copied);
         self.hand_over(slot);
         SendHandle::of(slot)
     }

@@ -268,11 +268,11 @@ impl Port {
         let event = match self.send_book.end(slot, generation) {
             Some((Use::Send, send)) => {
                 if let Some(book) = &mut self.integrity {
-                    book.uncover(slot, send);
+                    book.uncover(slot, self.send_book.buffer_mut(slot));
                     book.ended(slot, status);
                 }
                 let handle = SendHandle::of(token);
-                Some(Event::Sent(send.end(handle, status)))
+                Some(Event::Sent(self.send_book.sent(handle, send, status)))
             }
             Some((Use::Note, _)) => {
                 self.note_ended(token, status);
@@ -300,7 +300,8 @@ impl Port {
                     return Ok(None);
                 };
                 let handle = SendHandle::of(token);
-                Ok(Some(Event::Sent(send.end(handle, status))))
+                let sent = self.send_book.sent(handle, send, status);
+                Ok(Some(Event::Sent(sent)))
             }
             Said::Received(entry, priority) => {
                 let ended = (self.receive_book).end(entry.slot, entry.generation, entry.len);
@@ -334,15 +335,15 @@ impl Port {
             Reason::DaemonGone
         };
         if let Some((handle, send)) = self.send_book.end_any() {
-            if !engine_let_go && let Some(buffer) = send.buffer.take() {
+            let slot = handle.token().slot;
+            if !engine_let_go && let Some(buffer) = self.send_book.take_buffer(slot) {
                 buffer.abandon();
             }
             if let Some(book) = &self.integrity {
-                book.uncover(handle.token().slot, send);
+                book.uncover(slot, self.send_book.buffer_mut(slot));
             }
-            return Ok(Event::Sent(
-                send.end(handle, Status::MaybeDelivered(reason)),
-            ));
+            let status = Status::MaybeDelivered(reason);
+            return Ok(Event::Sent(self.send_book.sent(handle, send, status)));
         }
         while let Some(buffer) = self.receive_book.end_any() {
             if !engine_let_go {

@@ -7,42 +7,28 @@ use crate::event::{SendHandle, Sent};
 use crate::names::{Address, Priority};
 use crate::status::Status;
 
-/// A send that the engine has.
-#[derive(Debug)]
+/// A send that the engine has, but for its buffer.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct InFlight {
-    /// What it sends from; `None` if the payload is in the slot.
-    pub(crate) buffer: Option<Buffer>,
-    /// The buffer is the library's own copy, not to be handed out.
-    pub(crate) copied: bool,
     pub(crate) to: Address,
     pub(crate) priority: Priority,
     pub(crate) tag: u64,
+    /// It has a buffer, which the book keeps beside; else the payload is in the slot.
+    has_buffer: bool,
+    /// The buffer is the library's own copy, not to be handed out.
+    copied: bool,
 }
 
 impl InFlight {
-    fn none() -> Self {
+    /// Without a buffer so far.
+    #[inline]
+    pub(crate) fn new(to: Address, priority: Priority, tag: u64) -> Self {
         Self {
-            buffer: None,
+            to,
+            priority,
+            tag,
+            has_buffer: false,
             copied: false,
-            to: Address::from((0, 0)),
-            priority: Priority::Low,
-            tag: 0,
-        }
-    }
-
-    /// How it ended. Field by field: what is copied as a whole is read in other pieces than it was written in.
-    #[inline(always)]
-    pub(crate) fn end(&mut self, handle: SendHandle, status: Status) -> Sent {
-        if self.copied {
-            self.buffer = None;
-        }
-        Sent {
-            handle,
-            status,
-            to: self.to,
-            priority: self.priority,
-            tag: self.tag,
-            buffer: self.buffer.take(),
         }
     }
 }
@@ -62,6 +48,7 @@ pub(crate) enum Use {
     Send,
 }
 
+/// Two of them in a cache line: an application that has all its sends under way looks at another one for each message.
 #[derive(Debug)]
 struct SendSlot {
     generation: u32,
@@ -72,10 +59,14 @@ struct SendSlot {
     send: InFlight,
 }
 
+const _: () = assert!(size_of::<SendSlot>() == 32);
+
 /// Send slots.
 #[derive(Debug)]
 pub(crate) struct SendBook {
     slots: Vec<SendSlot>,
+    /// What is sent from memory, by slot. Looked at only for sends that have a buffer.
+    buffers: Vec<Option<Buffer>>,
     free: Vec<u32>,
     limit: u32,
     /// Not for answers.
@@ -93,9 +84,10 @@ impl SendBook {
                     generation: 0,
                     given_at: 0,
                     used: Use::Free,
-                    send: InFlight::none(),
+                    send: InFlight::new(Address::from((0, 0)), Priority::Low, 0),
                 })
                 .collect(),
+            buffers: (0..slots).map(|_| None).collect(),
             free: (0..slots).rev().collect(),
             limit,
             notes,
@@ -139,23 +131,58 @@ impl SendBook {
         self.begin(token, given_at, used);
     }
 
-    /// The same for a message.
+    /// The same for a message, sent from a buffer or from the slot; `copied` if the buffer is the library's own.
     #[inline(always)]
-    pub(crate) fn fill_send(&mut self, token: TokenRef, given_at: u32, send: InFlight) {
+    pub(crate) fn fill_send(
+        &mut self,
+        token: TokenRef,
+        given_at: u32,
+        send: InFlight,
+        buffer: Option<Buffer>,
+        copied: bool,
+    ) {
         self.out += 1;
-        let InFlight {
-            buffer,
-            copied,
-            to,
-            priority,
-            tag,
-        } = send;
         let own = &mut self.begin(token, given_at, Use::Send).send;
-        // Field by field, as in [`InFlight::end`].
-        (own.copied, own.to, own.priority, own.tag) = (copied, to, priority, tag);
-        // What a slot held was taken at its end.
+        *own = send;
         if buffer.is_some() {
-            own.buffer = buffer;
+            (own.has_buffer, own.copied) = (true, copied);
+            self.keep(token.slot, buffer);
+        }
+    }
+
+    #[inline(never)]
+    fn keep(&mut self, slot: u32, buffer: Option<Buffer>) {
+        self.buffers[slot as usize] = buffer;
+    }
+
+    /// What a send of a slot is sent from.
+    pub(crate) fn buffer_mut(&mut self, slot: u32) -> Option<&mut Buffer> {
+        self.buffers.get_mut(slot as usize)?.as_mut()
+    }
+
+    /// The same, taken out of the book.
+    #[inline(never)]
+    pub(crate) fn take_buffer(&mut self, slot: u32) -> Option<Buffer> {
+        self.buffers.get_mut(slot as usize)?.take()
+    }
+
+    /// How a send that [`Self::end`] gave ended, with the buffer that is to be handed out.
+    #[inline(always)]
+    pub(crate) fn sent(&mut self, handle: SendHandle, send: InFlight, status: Status) -> Sent {
+        // Most sends have none, and of none there is nothing to move.
+        let buffer = match send.has_buffer {
+            false => None,
+            true => self
+                .take_buffer(handle.token().slot)
+                .filter(|_| !send.copied),
+        };
+        Sent {
+            handle,
+            status,
+            to: send.to,
+            priority: send.priority,
+            tag: send.tag,
+            buffer,
         }
     }
 
@@ -193,9 +220,9 @@ impl SendBook {
         state.is_some_and(|s| s.generation == token.generation && s.used == Use::Send)
     }
 
-    /// Ends the use of a slot, if slot and generation name one. What it sent, if it did, is there until the slot is used again.
+    /// Ends the use of a slot, if slot and generation name one. A send's buffer is to be taken before the slot is used again ([`Self::sent`]).
     #[inline(always)]
-    pub(crate) fn end(&mut self, slot: u32, generation: u32) -> Option<(Use, &mut InFlight)> {
+    pub(crate) fn end(&mut self, slot: u32, generation: u32) -> Option<(Use, InFlight)> {
         let state = self.slots.get_mut(slot as usize)?;
         let used = state.used;
         if state.generation != generation || used == Use::Free {
@@ -205,11 +232,11 @@ impl SendBook {
         self.out -= u32::from(used == Use::Send);
         self.answers -= u32::from(used == Use::Answer);
         self.free.push(slot);
-        Some((used, &mut state.send))
+        Some((used, state.send))
     }
 
     /// Ends any message that is under way, for a port that is no more.
-    pub(crate) fn end_any(&mut self) -> Option<(SendHandle, &mut InFlight)> {
+    pub(crate) fn end_any(&mut self) -> Option<(SendHandle, InFlight)> {
         let slot = self.slots.iter().position(|s| s.used == Use::Send)?;
         let (slot, generation) = (slot as u32, self.slots[slot].generation);
         let (_, send) = self.end(slot, generation)?;
@@ -351,7 +378,8 @@ mod tests {
     fn books_only_believe_names_they_gave() {
         let mut book = SendBook::new(2, 1, 0);
         let token = book.next(false).unwrap();
-        book.fill_send(token, 0, InFlight::none());
+        let send = InFlight::new((1, 2).into(), Priority::Low, 0);
+        book.fill_send(token, 0, send, None, false);
         assert_eq!((book.out(), book.available()), (1, 0));
         assert!(book.next(false).is_none());
         let command = book.next(true).unwrap();

@@ -139,7 +139,9 @@ impl Ends for Ports {
                 Some(Event::Sent(Sent { status, buffer, .. })) => {
                     ensure!(status.is_delivered(), "a send ended {status}");
                     end.room = true;
-                    end.idle.extend(buffer);
+                    if let Some(buffer) = buffer {
+                        end.idle.push(buffer);
+                    }
                 }
                 Some(event) => end.port.unknown(event),
             }

@@ -51,10 +51,10 @@ pub(crate) use seal::{NOTE, SEAL};
 use seal::{Note, Receipt, Seal, Statement};
 use table::{STREAMS, Table};
 
+use crate::arena::Buffer;
 use crate::names::{Address, Priority};
 use crate::port::SendOptions;
 use crate::status::{Reason, Status};
-use crate::tokens::InFlight;
 
 /// Send slots kept for notes, and receive tokens for receipts: as many are under way at one time.
 pub(crate) const NOTES: u32 = 8;
@@ -292,9 +292,9 @@ impl Book {
     }
 
     /// Takes the seal off the buffer of the message in `slot`: it comes back as it was given.
-    pub(crate) fn uncover(&self, slot: u32, send: &mut InFlight) {
+    pub(crate) fn uncover(&self, slot: u32, buffer: Option<&mut Buffer>) {
         if let Some(sealed) = self.sealed.get(slot as usize)
-            && let Some(buffer) = &mut send.buffer
+            && let Some(buffer) = buffer
             && let Some(bytes) = buffer.whole_mut(sealed.end).last_chunk_mut()
         {
             *bytes = sealed.covered;

@@ -12,9 +12,9 @@
 //! Rejected: the same for what is sent again, which is rare and has reasons to stop of its own.
 
 use super::send_stream::{MessageState, SendStream};
-use super::turn::{EAGER_HEADER, StreamWriter};
-use crate::wire::Payload;
+use super::turn::{EAGER_HEADER, Source, StreamWriter};
 use crate::wire::frame::FRAME_HEADER_LEN;
+use crate::wire::{Form, Payload};
 
 impl SendStream {
     /// Nothing of it is lost, asked for, held back or owed, and its receiver knows it: the next message goes out for the first time.
@@ -30,6 +30,38 @@ impl SendStream {
 }
 
 impl StreamWriter<'_, '_, '_> {
+    /// After the message in front of `index` went into a RUN, the chunk `at`: as many as follow it, are like it, and have room there. How many.
+    #[inline]
+    fn more_of_run(
+        &mut self,
+        stream: &mut SendStream,
+        index: usize,
+        end: usize,
+        at: usize,
+    ) -> usize {
+        let room = self.w.room_in(Form::More).unwrap_or(0);
+        let charged = self.space - room;
+        let most = (self.w).run_takes(room.min(self.credit.saturating_sub(charged)));
+        let Some(&last) = stream.queue.get(index.wrapping_sub(1)) else {
+            return 0;
+        };
+        let waiting = stream.queue.range(index..end.min(index + most));
+        let count = waiting.take_while(|next| last.is_followed_by(next)).count();
+        if count == 0 || self.w.push_more(count).is_err() {
+            return 0;
+        }
+        let (sender, now) = (self.sender, self.now);
+        let mut number = stream.base.wrapping_add(index as u32);
+        let messages = stream.queue.range_mut(index..index + count);
+        self.plan.sources.extend(messages.map(|message| {
+            message.goes_whole(now);
+            let source = Source::of(at, sender, number, message.id);
+            number = number.wrapping_add(1);
+            source
+        }));
+        count
+    }
+
     /// Writes first chunks as long as each is the next short message. True if it wrote any.
     pub(super) fn burst(&mut self, stream: &mut SendStream) -> bool {
         if !stream.goes_straight_on() {
@@ -71,10 +103,11 @@ impl StreamWriter<'_, '_, '_> {
                 break;
             };
             self.plan.add(at, self.sender, number, id, 0, len);
-            message.long = false;
-            (message.sent, message.granted) = (len as u32, len as u32);
-            message.goes_out(self.now);
+            message.goes_whole(self.now);
             index += 1;
+            if form.is_of_run() {
+                index += self.more_of_run(stream, index, end, at);
+            }
         }
         if index == first {
             return false;

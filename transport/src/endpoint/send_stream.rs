@@ -125,6 +125,21 @@ impl Message {
         (self.sent_at, self.bytes_at) = (now, now);
     }
 
+    /// All of it goes out in one chunk now, for the first time.
+    #[inline(always)]
+    pub(super) fn goes_whole(&mut self, now: Nanos) {
+        self.long = false;
+        (self.sent, self.granted) = (self.len, self.len);
+        self.goes_out(now);
+    }
+
+    /// Whether the message behind it may go into the same RUN.
+    #[inline(always)]
+    pub(super) fn is_followed_by(&self, next: &Self) -> bool {
+        next.state == MessageState::Live
+            && (next.len, next.tag, next.ack) == (self.len, self.tag, self.ack)
+    }
+
     /// The receiver has nothing of it, as far as we know.
     pub(super) fn restart(&mut self) {
         (self.long, self.granted, self.unasked, self.sent) = (false, 0, 0, 0);

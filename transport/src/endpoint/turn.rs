@@ -40,6 +40,20 @@ pub(super) struct Source {
     pub offset: u32,
 }
 
+impl Source {
+    /// From the message's first byte on.
+    #[inline(always)]
+    pub fn of(chunk: usize, stream: u32, number: u32, id: SendId) -> Self {
+        Self {
+            chunk,
+            stream,
+            number,
+            id,
+            offset: 0,
+        }
+    }
+}
+
 /// The payloads of the frame being written.
 #[derive(Default)]
 pub(super) struct Plan {
@@ -537,11 +551,8 @@ impl Plan {
     ) {
         if len > 0 {
             self.sources.push(Source {
-                chunk,
-                stream,
-                number,
-                id,
                 offset,
+                ..Source::of(chunk, stream, number, id)
             });
         }
     }

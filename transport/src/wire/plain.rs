@@ -132,6 +132,12 @@ impl Form {
         }
     }
 
+    /// Whether the message goes into a RUN.
+    #[inline(always)]
+    pub(crate) fn is_of_run(self) -> bool {
+        matches!(self, Self::Run | Self::More)
+    }
+
     /// How long its header is.
     #[inline(always)]
     pub(crate) fn header_len(self) -> usize {

@@ -197,13 +197,13 @@ impl<'a> FrameWriter<'a> {
                 write_run(payload, header);
                 index
             }
-            Form::More => self.lengthen(payload)?,
+            Form::More => self.lengthen(1, payload.len)?,
         };
-        self.run = match form {
-            Form::Run => (1, payload.len),
-            Form::More => (self.run.0 + 1, payload.len),
-            Form::Eager | Form::Next | Form::NextTag => (0, 0),
-        };
+        match form {
+            Form::Run => self.run = (1, payload.len),
+            Form::More => {}
+            Form::Eager | Form::Next | Form::NextTag => self.run = (0, 0),
+        }
         self.before = Some(Before {
             stream: *stream,
             number,
@@ -254,21 +254,43 @@ impl<'a> FrameWriter<'a> {
         Ok((index, header))
     }
 
-    /// Makes the last chunk, a RUN, one of one message more. Returns its index.
+    /// Makes the last chunk, a RUN, one of so many messages more, each as long as those it has. Returns its index.
     #[inline(always)]
-    fn lengthen(&mut self, payload: Payload) -> Result<usize, Full> {
+    fn lengthen(&mut self, count: u16, each: u16) -> Result<usize, Full> {
         let room = self.room_in(Form::More).ok_or(Full)?;
+        let more = usize::from(count) * usize::from(each);
         let index = self.chunks.wrapping_sub(1);
         let slot = self.slots.get_mut(index).ok_or(Full)?;
         let header = self.frame.get_mut(usize::from(slot.header)..);
         let header = header.and_then(|to| to.first_chunk_mut()).ok_or(Full)?;
-        if usize::from(payload.len) > room {
+        if more > room {
             return Err(Full);
         }
-        slot.payload_len += payload.len; // the frame is at most 65535 bytes long
-        self.payload_len += usize::from(payload.len);
-        lengthen_run(slot.payload_len, self.run.0 + 1, header);
+        slot.payload_len += more as u16; // the frame is at most 65535 bytes long
+        self.payload_len += more;
+        self.run = (self.run.0 + count, each);
+        lengthen_run(slot.payload_len, self.run.0, header);
         Ok(index)
+    }
+
+    /// How many messages more, of the length of those it has, the RUN that was pushed last takes in so many bytes.
+    #[inline(always)]
+    pub(crate) fn run_takes(&self, bytes: usize) -> usize {
+        let (count, each) = self.run;
+        let room = bytes.checked_div(each.into()).unwrap_or(0);
+        room.min(RUN_MAX.saturating_sub(count).into())
+    }
+
+    /// [`Self::push_eager`] of so many messages more, one number behind the other, which differ in nothing else from the last of the RUN that was
+    /// pushed last, and of which there are not more than [`Self::run_takes`].
+    #[inline(always)]
+    pub(crate) fn push_more(&mut self, count: usize) -> Result<(), Full> {
+        let count = u16::try_from(count).map_err(|_| Full)?;
+        self.lengthen(count, self.run.1)?;
+        if let Some(before) = &mut self.before {
+            before.number = before.number.wrapping_add(count.into());
+        }
+        Ok(())
     }
 
     /// A RUN's CRC after the payload of one more message.
