@@ -6,7 +6,8 @@
 //!
 //! Idea: if nothing of the stream is out of the ordinary, and it goes on with what never went out, then that stays so while the frame is being
 //! written: only the message, its room and the credit are looked at again. Whatever is not the next short message of the plainest kind ends it,
-//! and [`StreamWriter::turn`] decides as if nobody had looked. It must not be possible to tell from the frames which way a message went
+//! and [`StreamWriter::turn`] decides as if nobody had looked. Of a RUN only its first message is asked even that: those behind it that are
+//! like it are counted, as far as there is room, and written in one go. It must not be possible to tell from the frames which way a message went
 //! (`tests/trains.rs`).
 //!
 //! Rejected: the same for what is sent again, which is rare and has reasons to stop of its own.

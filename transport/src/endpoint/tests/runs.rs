@@ -1,6 +1,7 @@
 //! RUN between two endpoints: short messages of one length and tag, of which a frame holds many with one checksum. wire.md §4.3
 
 use super::*;
+use crate::endpoint::credit::BUFFER_BYTES;
 use crate::policy::AckMode;
 
 /// A pair whose first message went through.
@@ -92,6 +93,56 @@ fn many_in_a_frame() {
     );
     assert!(pair.run_until(SECOND, Pair::all_settled));
     assert_eq!(pair.statuses(0), [SendStatus::Delivered; 43]);
+}
+
+// 200 messages in a row and credit for one buffer or two, while a frame of 8,972 bytes would take three; likewise a window of so many messages. Expect: the
+// same frames as of who asks for each message by itself, the first of which the credit or the window cut within a RUN.
+#[test]
+fn credit_and_window_end_within_a_run() {
+    for (buffers, window) in [(1, 256), (2, 256), (64, 1), (64, 2), (64, 40), (64, 120)] {
+        let first_frames = [false, true].map(|off| {
+            let mut pair = Pair::new(8_972);
+            for (node, side) in pair.sides.iter_mut().enumerate() {
+                let mut config = config(node as u16 + 1, 8_972);
+                (
+                    config.policy.eager_buffers,
+                    config.policy.eager_budget_buffers,
+                ) = (buffers, 0);
+                config.policy.window_messages = window;
+                config.policy.validate().unwrap();
+                side.endpoint = Endpoint::new(config, 0);
+                side.endpoint.shortcuts.off = off;
+                side.endpoint.set_node(0, NodeId(2 - node as u16), 8_972);
+                side.endpoint.port_opened(PortId(5));
+            }
+            pair.send(0, 2, 1, Nanos::MAX);
+            let proved = |pair: &Pair| {
+                let mut peers = pair.sides[0].endpoint.peers();
+                pair.all_settled() && peers.all(|peer| peer.max_frame == 8_972)
+            };
+            assert!(pair.run_until(SECOND, proved));
+            submit(&mut pair, 200);
+            let mut frames = Vec::new();
+            let mut to = vec![0xaa; 8_972];
+            let (now, side) = (pair.now, &mut pair.sides[0]);
+            while let Some(transmit) = side.endpoint.poll_transmit(now, &mut to, &mut side.host) {
+                frames.push(to[..transmit.len].to_vec());
+                side.endpoint.check_consistency();
+            }
+            (frames, side.endpoint.shortcuts.bursts)
+        });
+        let [(frames, bursts), (by_itself, none)] = &first_frames;
+        assert_eq!(frames, by_itself, "{buffers} {window}");
+        assert!(*bursts > 0 && *none == 0, "{buffers} {window}");
+        let at_most = (buffers as usize * BUFFER_BYTES).min(100 + 70 * window as usize);
+        let longest = frames.iter().map(Vec::len).max().unwrap();
+        assert!(
+            longest <= at_most.min(8_972),
+            "{buffers} {window}: {longest}"
+        );
+        let reached = (at_most * 8 / 10).min(8_972 * 9 / 10);
+        assert!(longest > reached, "{buffers} {window}: {longest}");
+    }
 }
 
 // Cut into two and three segments anywhere behind the headers. Expect: all arrive, though a message that straddles goes another way.
