@@ -246,6 +246,24 @@ fn damaged() {
     }
 }
 
+// One of six messages is cancelled before any of them goes out. Expect: it is not delivered, and the others are, in the order of their numbers.
+#[test]
+fn one_was_cancelled() {
+    for cancelled in 1..7 {
+        let mut pair = connected();
+        submit(&mut pair, 6);
+        pair.cancel(0, cancelled);
+        let (now, side) = (pair.now, &mut pair.sides[0]);
+        side.endpoint.handle_timeout(now, &mut side.host);
+        assert!(pair.run_until(SECOND, Pair::all_settled));
+        let mut expected = [SendStatus::Delivered; 7];
+        expected[cancelled as usize] = SendStatus::NotDelivered(Reason::Cancelled);
+        assert_eq!(pair.statuses(0), expected);
+        let others: Vec<u32> = (1..7).filter(|number| *number != cancelled).collect();
+        assert_eq!(delivered(&pair), others);
+    }
+}
+
 // The memory of a message of a RUN is gone when the frame is written. Expect: that one is not delivered; the others are, though they have to go again.
 #[test]
 fn memory_that_is_gone() {

@@ -3,7 +3,7 @@
 use alloc::format;
 
 use super::*;
-use crate::policy::Profile;
+use crate::policy::{AckMode, Profile};
 
 /// Everything one pair is asked to do, both do.
 struct Twins {
@@ -108,10 +108,15 @@ impl Twins {
                     len: len as u32,
                     tag: u64::from(slot / 10),
                     deadline: now + patience,
-                    ack: crate::policy::AckMode::Policy,
+                    ack: match slot / 7 % 16 {
+                        0 => AckMode::Immediate,
+                        1 => AckMode::Lazy,
+                        _ => AckMode::Policy,
+                    },
                 };
                 if !endpoint.shortcuts.off
                     && let Some(first) = &accepted
+                    && first.ack == request.ack
                     && let Some(mut more) = endpoint.more(first)
                     && let Some(number) = more.number()
                 {
