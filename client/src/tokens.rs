@@ -50,6 +50,7 @@ pub(crate) enum Use {
 
 /// Two of them in a cache line: an application that has all its sends under way looks at another one for each message.
 #[derive(Debug)]
+#[repr(align(32))]
 struct SendSlot {
     generation: u32,
     /// The send ring's index it was given at.

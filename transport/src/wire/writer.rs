@@ -273,9 +273,12 @@ impl<'a> FrameWriter<'a> {
         Ok(index)
     }
 
-    /// How many messages more, of the length of those it has, the RUN that was pushed last takes in so many bytes.
+    /// How many messages more, of the length of those it has, the RUN that was pushed last takes in so many bytes; 0 if something else was.
     #[inline(always)]
     pub(crate) fn run_takes(&self, bytes: usize) -> usize {
+        if self.before.is_none() {
+            return 0;
+        }
         let (count, each) = self.run;
         let room = bytes.checked_div(each.into()).unwrap_or(0);
         room.min(RUN_MAX.saturating_sub(count).into())

@@ -96,7 +96,7 @@ fn many_in_a_frame() {
 }
 
 // 200 messages in a row and credit for one buffer or two, while a frame of 8,972 bytes would take three; likewise a window of so many messages. Expect: the
-// same frames as of who asks for each message by itself, the first of which the credit or the window cut within a RUN.
+// same frames as of who asks for each message by itself, and as long as credit or window let them be.
 #[test]
 fn credit_and_window_end_within_a_run() {
     for (buffers, window) in [(1, 256), (2, 256), (64, 1), (64, 2), (64, 40), (64, 120)] {
