@@ -100,7 +100,7 @@ fn many_in_a_frame() {
 #[test]
 fn credit_and_window_end_within_a_run() {
     for (buffers, window) in [(1, 256), (2, 256), (64, 1), (64, 2), (64, 40), (64, 120)] {
-        let first_frames = [false, true].map(|off| {
+        let both = [false, true].map(|off| {
             let mut pair = Pair::new(8_972);
             for (node, side) in pair.sides.iter_mut().enumerate() {
                 let mut config = config(node as u16 + 1, 8_972);
@@ -131,7 +131,7 @@ fn credit_and_window_end_within_a_run() {
             }
             (frames, side.endpoint.shortcuts.bursts)
         });
-        let [(frames, bursts), (by_itself, none)] = &first_frames;
+        let [(frames, bursts), (by_itself, none)] = &both;
         assert_eq!(frames, by_itself, "{buffers} {window}");
         assert!(*bursts > 0 && *none == 0, "{buffers} {window}");
         let at_most = (buffers as usize * BUFFER_BYTES).min(100 + 70 * window as usize);
