@@ -213,7 +213,9 @@ impl Endpoint {
                     stream.ends |= 1 << index;
                     stream.due.ends = true;
                     wish = AckMode::Immediate;
-                } else if incoming.total > u32::from(self.config.max_frame) {
+                } else if incoming.total > u32::from(self.config.max_frame)
+                    && !(incoming.unasked && incoming.total <= self.config.policy.unasked())
+                {
                     stream.due.msg_end = Some(number);
                     wish = AckMode::Immediate;
                 }

@@ -110,7 +110,7 @@ pub(super) struct Due {
     pub nack: Option<(u32, u8)>,
     /// READY for this number.
     pub ready: Option<u32>,
-    /// A long message was committed.
+    /// A message that needed a grant was committed.
     pub msg_end: Option<u32>,
     /// MSGENDs for what was committed ahead, as `ends` names them.
     pub ends: bool,

@@ -1,7 +1,8 @@
 //! transport.md §8.4: the first bytes of a long message that come without a grant.
 
+use portolan_sim::harness::US;
 use portolan_sim::puppet::{NOTHING, OUR_INCARNATION, Puppet};
-use portolan_transport::policy::{Policy, Recovery};
+use portolan_transport::policy::{Ack, Policy, Recovery};
 
 use crate::{any, policy, puppet};
 
@@ -131,7 +132,7 @@ fn s8_4_taking_it() {
     let request = p.rts(0, 3_000, 1_000).unasked();
     assert_eq!(p.says(request), ["ACK 0 +0", "streams_opened +1"]);
     let rest = p.data(0, 1_000, 3_000).unasked();
-    assert_eq!(p.says(rest), ["delivers 0", "ACK 1", "MSGEND 0"]);
+    assert_eq!(p.says(rest), ["delivers 0", "ACK 1"]);
 
     let policy = Policy {
         unasked_bytes: 4_096,
@@ -144,6 +145,37 @@ fn s8_4_taking_it() {
     let (beyond, within) = (p.data(0, 4_000, 4_097), p.data(0, 3_000, 4_096));
     assert_eq!(p.says(beyond), ["data_unexpected +1"]);
     assert_eq!(p.says(within.unasked()), NOTHING);
+}
+
+// Long messages end, acknowledged after a delay. Expect: what came unasked as a whole waits with its acknowledgement, as a short one; what needed a
+// grant, since it is longer than what was announced or its sender asked, is answered at once, and ended. transport.md §6.1
+#[test]
+fn s8_4_what_came_unasked_is_acknowledged_as_short_ones() {
+    let policy = Policy {
+        ack: Ack::Delayed { delay_us: 50 },
+        unasked_bytes: 4_096,
+        ..policy()
+    };
+    for (total, unasked, waits) in [
+        (3_000, true, true),
+        (4_096, true, true),
+        (4_097, true, false),
+        (3_000, false, false),
+    ] {
+        let mut p = Puppet::new(policy, 8);
+        let request = p.rts(0, total, 1_400);
+        p.says(if unasked { request.unasked() } else { request });
+        let data = p.data(0, 1_400, 2_800);
+        p.says(if unasked { data.unasked() } else { data });
+        let last = p.data(0, 2_800, total);
+        let outcome = p.says(if unasked { last.unasked() } else { last });
+        if waits {
+            assert_eq!(outcome, ["delivers 0"], "{total}");
+            assert_eq!(p.waits(60 * US), ["ACK 1"]);
+        } else {
+            assert_eq!(outcome, ["delivers 0", "ACK 1", "MSGEND 0"], "{total}");
+        }
+    }
 }
 
 // The request came without credit first, and again with it, before anything was granted. Expect: what follows is taken.
