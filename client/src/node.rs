@@ -44,7 +44,7 @@ pub struct Node {
 pub struct PortOptions {
     /// Its number; `None` for any that is free and allowed.
     pub port: Option<u16>,
-    /// Sends under way at one time, 1 to 255. Memory is made for the next power of two, less one kept for commands.
+    /// Sends under way at one time, 1 to 511. Memory is made for the next power of two, less one kept for commands.
     pub send_tokens: u32,
     /// Buffers offered at one time, 1 to 1024, rounded up to a power of two.
     pub receive_tokens: u32,

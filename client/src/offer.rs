@@ -19,7 +19,7 @@ use crate::tokens::Use;
 /// Questions and answers remembered.
 const REMEMBERED: usize = 64;
 /// Most messages of a stream under way at one time; one that is further behind is over.
-const WINDOW: u32 = 256;
+const WINDOW: u32 = 512;
 
 /// What an application wants of a message that is offered to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,7 +24,7 @@ local portolan = Proto("portolan", "Portolan")
 
 local ETHERTYPE, MAGIC, VERSION = 0x88B5, 0x504C, 1
 local HEADER_LEN, CRC_AT = 48, 44
-local FRAME_MAX, PADDED_MAX, PORTS, NAME_MAX, RANGES_MAX, WORDS_MAX = 65535, 64, 256, 64, 8, 4
+local FRAME_MAX, PADDED_MAX, PORTS, NAME_MAX, RANGES_MAX, WORDS_MAX = 65535, 64, 256, 64, 8, 8
 local RUNS_MAX = 1024 -- messages in all RUNs of a frame
 local PAYLOAD, START, HIGH, TAG = 1, 2, 4, 64
 local EXACT = 2

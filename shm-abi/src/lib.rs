@@ -20,12 +20,12 @@ pub mod token;
 /// Version of the port's two halves. A change of layout or meaning raises it; see `CHANGELOG.md` of this crate.
 pub const PORT_ABI_VERSION: u32 = 2;
 /// Version of the ledger, counted apart: applications never see it.
-pub const LEDGER_ABI_VERSION: u32 = 3;
+pub const LEDGER_ABI_VERSION: u32 = 4;
 
 /// Ports per node; port 0 is the daemon's own service.
 pub const PORTS: u16 = 256;
 /// Most send tokens of a port. A power of two.
-pub const MAX_SEND_TOKENS: u32 = 256;
+pub const MAX_SEND_TOKENS: u32 = 512;
 /// Most receive tokens of a port. A power of two.
 pub const MAX_RECEIVE_TOKENS: u32 = 1024;
 /// Largest arena of a port, bytes.

@@ -156,7 +156,6 @@ pub struct Inventory {
     pad0: [u32; 12],
     /// Send slots under way, a bit for each.
     pub sends_held: [AtomicU64; MAX_SEND_TOKENS as usize / 64],
-    pad1: [u64; 4],
     /// Receive slots with a buffer, a bit for each.
     pub receives_held: [AtomicU64; MAX_RECEIVE_TOKENS as usize / 64],
 }
@@ -196,6 +195,7 @@ const _: () = {
     assert!(offset_of!(Inventory, provides) == 8);
     assert!(offset_of!(Inventory, events) == 12);
     assert!(offset_of!(Inventory, sends_held) == 64);
+    assert!(offset_of!(Inventory, receives_held) == 128);
     assert!(offset_of!(Inventory, receives_held) == 128);
 };
 

@@ -13,11 +13,11 @@ use crate::cases::window;
 
 /// Buffers offered, or sends under way, at most.
 const BUFFERS: usize = 1024;
-const SENDS: usize = 255;
+const SENDS: usize = 511;
 /// How long who blocks sleeps before he looks at his orders.
 const SLEEP: Duration = Duration::from_millis(5);
 /// Messages that ended looked through before anything else.
-const ENDED: usize = 256;
+const ENDED: usize = 512;
 
 /// All ports of one application.
 pub struct Ports {

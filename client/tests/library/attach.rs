@@ -92,7 +92,7 @@ fn options_and_ports_in_use() {
     };
     for bad in [
         with(|o| o.send_tokens = 0),
-        with(|o| o.send_tokens = 256),
+        with(|o| o.send_tokens = 512),
         with(|o| o.receive_tokens = 0),
         with(|o| o.receive_tokens = 1025),
         with(|o| o.arena_bytes = 0),
@@ -101,12 +101,12 @@ fn options_and_ports_in_use() {
         assert!(matches!(bad, Err(NodeError::BadOptions(_))));
     }
     let port = with(|o| {
-        o.send_tokens = 255;
+        o.send_tokens = 511;
         o.receive_tokens = 1000;
         o.arena_bytes = 1;
     })
     .unwrap();
-    assert_eq!(port.send_tokens(), 255);
+    assert_eq!(port.send_tokens(), 511);
     assert_eq!(port.receive_tokens(), 1024);
     assert!(matches!(
         node.open_port(PortOptions::at(5)),

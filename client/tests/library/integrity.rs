@@ -500,7 +500,7 @@ fn some_tokens_are_the_librarys() {
     let daemon = FakeDaemon::start();
     let node = Node::attach(&daemon.path).unwrap();
     for (send_tokens, receive_tokens, fits) in
-        [(247, 1016, true), (248, 1, false), (1, 1017, false)]
+        [(503, 1016, true), (504, 1, false), (1, 1017, false)]
     {
         let options = PortOptions {
             send_tokens,

@@ -8,7 +8,7 @@ fn most(config: &Config, uid: u32) -> [u64; 5] {
     Resource::ALL.map(|resource| config.quotas.of(uid).get(resource))
 }
 
-const HALF: [u64; 5] = [128, 512, 32_640, 130_560, 2 << 30];
+const HALF: [u64; 5] = [128, 512, 65_280, 130_560, 2 << 30];
 
 // Expect: half for everybody and no bound for root; rules over that, each for what it mentions.
 #[test]

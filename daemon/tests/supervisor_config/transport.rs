@@ -47,9 +47,9 @@ fn each_mistake_is_named_with_its_line_and_a_remedy() {
         ),
         (
             "[limits]",
-            "[transport]\nprofile = \"gamma\"\nwindow_messages = 257\n[limits]",
+            "[transport]\nprofile = \"gamma\"\nwindow_messages = 513\n[limits]",
             "window_messages",
-            "transport.window_messages must be 1 to 256",
+            "transport.window_messages must be 1 to 512",
             "leave it to profile `gamma`",
         ),
         (

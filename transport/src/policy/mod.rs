@@ -14,7 +14,7 @@ pub use profiles::Profile;
 use crate::wire::chunk::PolicyWire;
 
 /// Most messages of one stream under way: what the acknowledgement's bitmap covers.
-pub const WINDOW_MAX: u32 = 256;
+pub const WINDOW_MAX: u32 = 512;
 /// What HELLO counts unasked bytes in.
 pub const UNASKED_UNIT: u32 = 256;
 /// Most bytes of a long message that may come without a grant: as many as HELLO can say.
@@ -206,7 +206,7 @@ impl Policy {
             (
                 (1..=WINDOW_MAX).contains(&self.window_messages),
                 "window_messages",
-                "1 to 256",
+                "1 to 512",
             ),
             (
                 self.window_messages <= window,
@@ -339,7 +339,7 @@ mod tests {
             policy.validate().unwrap_err().field
         };
         assert_eq!(refused(|p| p.window_messages = 0), "window_messages");
-        assert_eq!(refused(|p| p.window_messages = 257), "window_messages");
+        assert_eq!(refused(|p| p.window_messages = 513), "window_messages");
         assert_eq!(refused(|p| p.order = Order::Arrival), "window_messages");
         assert_eq!(
             refused(|p| (p.ack_rule, p.recovery) = (AckRule::Exact, Recovery::Selective)),

@@ -99,7 +99,7 @@ impl Profile {
 }
 
 const DEFAULT: Policy = Policy {
-    window_messages: 256,
+    window_messages: 512,
     recovery: Recovery::Selective,
     on_timeout: OnTimeout::Probe,
     ack: Ack::Delayed { delay_us: 50 },

@@ -36,7 +36,7 @@ pub struct PolicyWire {
 }
 
 /// Most words of an acknowledgement's bitmap.
-pub const ACK_WORDS: usize = 4;
+pub const ACK_WORDS: usize = 8;
 
 /// Numbers received from an acknowledgement's base on: bit i stands for `base + i`. Base itself may have been received, when it is not
 /// whole yet.

@@ -193,7 +193,7 @@ fn every_kind(name: &str) -> Vec<(Chunk<'_>, Vec<u8>)> {
             Chunk::Ack {
                 stream,
                 base: 0,
-                received: Received([1, 0, 1 << 63, 0]),
+                received: Received([1, 0, 1 << 63, 0, 0, 0, 0, 0]),
             },
             none(),
         ),

@@ -173,18 +173,22 @@ pub fn samples_after(chunk: Option<&Chunk<'_>>) -> Vec<Sample> {
             cts(&[(1, 2); MAX_RANGES]),
         ],
         Chunk::Cts { .. } => plain(Chunk::MsgEnd { stream, number }),
-        Chunk::MsgEnd { .. } => [[0; 4], [1, 0, 1 << 63, 0], [0b1101, 0, 0, u64::MAX]]
-            .map(|words| {
-                let received = Received(words);
-                let base = u32::MAX - 1;
-                let chunk = Chunk::Ack {
-                    stream,
-                    base,
-                    received,
-                };
-                (chunk, vec![])
-            })
-            .to_vec(),
+        Chunk::MsgEnd { .. } => [
+            [0; 8],
+            [1, 0, 1 << 63, 0, 0, 0, 0, 0],
+            [0b1101, 0, 0, 0, 0, 0, 0, u64::MAX],
+        ]
+        .map(|words| {
+            let received = Received(words);
+            let base = u32::MAX - 1;
+            let chunk = Chunk::Ack {
+                stream,
+                base,
+                received,
+            };
+            (chunk, vec![])
+        })
+        .to_vec(),
         Chunk::Ack { .. } => plain(Chunk::Nack {
             stream,
             expected: 4,

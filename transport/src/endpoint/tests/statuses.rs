@@ -4,7 +4,7 @@ use super::*;
 use SendStatus::{Delivered, MaybeDelivered, NotDelivered};
 
 /// Messages that may be under way.
-const WINDOW: usize = 256;
+const WINDOW: usize = 512;
 
 #[test]
 fn a_message_waits_for_a_token() {

@@ -115,6 +115,10 @@ pub(in crate::wire) fn any_chunk() -> impl Strategy<Value = (Chunk<'static>, Vec
                         q[1] & (0u64.wrapping_sub(u64::from(b[1] & 1))),
                         0,
                         q[2],
+                        0,
+                        q[1] & (0u64.wrapping_sub(u64::from(b[1] >> 1 & 1))),
+                        0,
+                        q[0] & (0u64.wrapping_sub(u64::from(b[1] >> 2 & 1))),
                     ]),
                 },
                 9 => Chunk::Nack {
