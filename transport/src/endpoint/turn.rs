@@ -334,6 +334,14 @@ impl StreamWriter<'_, '_, '_> {
         let len = room.min(paid).min(total);
         let ahead = self.unasked.min(all);
         let follows = len > 0 && self.covers(ahead.saturating_sub(len as u32));
+        // What comes unasked as a whole waits for credit as a short one does: to ask for a grant takes longer, and holds up all behind it.
+        let waits = !follows && ahead == all && (len as u32) < all;
+        if waits && !self.crowded && !self.asks_first {
+            return match self.plan.charged {
+                true => Turn::Full,
+                false => Turn::NoCredit,
+            };
+        }
         let Ok(at) = push(self.w, self.counters, &chunk(len, follows)) else {
             return Turn::Full;
         };
