@@ -100,6 +100,47 @@ fn s8_4_only_with_credit_for_all_of_it() {
     assert_eq!(p.sends(6_000), ["RTS 0 start 0, 0 of 6000 bytes"]);
 }
 
+// Credit for one message of three frames and for two frames of the next. Expect: the next waits, as a short one does, as long as the peer may not
+// have heard of all that was sent; the credit that comes with its answer is used. Once the peer has heard it all and gives no more, when there is
+// a crowd, and for what is longer than was announced, a request goes out for a grant.
+#[test]
+fn s8_4_credit_is_waited_for_while_it_may_come() {
+    let whole = |number: u32| {
+        [
+            format!("RTS {number}, 1374 of 3000 bytes and more"),
+            format!("DATA {number} 1374..2756 unasked"),
+            format!("DATA {number} 2756..3000 unasked"),
+        ]
+    };
+    let five = || {
+        let mut p = Puppet::stranger(policy(), 8, 1458);
+        (p.credit, p.unasked) = (5, 16);
+        p.greets();
+        p.sends(1);
+        let heard = p.ack(1);
+        p.says(heard);
+        assert_eq!(p.sends(3_000), whole(1));
+        p
+    };
+    let mut p = five();
+    assert_eq!(p.sends(3_000), ["credit_stalls +1"]);
+    let heard = p.ack(2);
+    assert_eq!(p.says(heard)[1..], whole(2));
+
+    let mut p = five();
+    p.credit = 2;
+    p.sends(3_000);
+    let heard = p.ack(2);
+    assert_eq!(p.says(heard)[1..], ["RTS 2, 1374 of 3000 bytes"]);
+
+    let mut p = five();
+    assert_eq!(p.sends(4_097), ["RTS 2, 1374 of 4097 bytes"]);
+    let mut p = five();
+    p.header.crowded = true;
+    p.says_all(Vec::new());
+    assert_eq!(p.sends(3_000), ["RTS 2, 0 of 3000 bytes"]);
+}
+
 // What follows is lost, then what was refused is asked for anew. Expect: it is sent again as asked, without credit; all of it goes again with
 // the request.
 #[test]
