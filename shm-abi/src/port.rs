@@ -196,7 +196,6 @@ const _: () = {
     assert!(offset_of!(Inventory, events) == 12);
     assert!(offset_of!(Inventory, sends_held) == 64);
     assert!(offset_of!(Inventory, receives_held) == 128);
-    assert!(offset_of!(Inventory, receives_held) == 128);
 };
 
 /// What fixes the layout of a port. Both sides compute it from numbers the supervisor vouches for.

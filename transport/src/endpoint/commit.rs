@@ -213,11 +213,14 @@ impl Endpoint {
                     stream.ends |= 1 << index;
                     stream.due.ends = true;
                     wish = AckMode::Immediate;
-                } else if incoming.total > u32::from(self.config.max_frame)
-                    && !(incoming.unasked && incoming.total <= self.config.policy.unasked())
-                {
-                    stream.due.msg_end = Some(number);
-                    wish = AckMode::Immediate;
+                } else if incoming.total > u32::from(self.config.max_frame) {
+                    if !incoming.unasked || incoming.total > self.config.policy.unasked() {
+                        stream.due.msg_end = Some(number);
+                        wish = AckMode::Immediate;
+                    } else if wish == AckMode::Lazy {
+                        // A few of them may be all that their sender has credit for.
+                        wish = AckMode::Policy;
+                    }
                 }
             } else {
                 host.commit_base(stream.record, stream.epoch, base, bits);
@@ -318,8 +321,10 @@ impl Endpoint {
         stream.ends = stream.bits >> 16 << 1;
         stream.due.ends = stream.ends != 0;
         for incoming in &stream.messages {
+            // One of which all came that was granted waits for more, and its sender need not be told.
             if let Kind::Placing(row) = incoming.kind
                 && let Some(long) = self.longs.get_mut(row)
+                && long.granted > long.received
             {
                 long.cts = Some(true);
                 stream.due.grants = true;

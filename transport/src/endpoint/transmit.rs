@@ -328,6 +328,7 @@ impl Endpoint {
             window: policy.window_messages.min(entry.remote_window),
             credit: entry.may_fill(policy) as usize * BUFFER_BYTES,
             asks_first: entry.asks_first(),
+            alone: entry.active[0].len() + entry.active[1].len() == 1,
             crowded: entry.crowded,
             unasked: entry.remote_unasked,
             w,

@@ -105,6 +105,8 @@ pub(super) struct StreamWriter<'a, 'w, 'f> {
     pub credit: usize,
     /// It will not cover more by waiting: what it does not cover travels as a request.
     pub asks_first: bool,
+    /// No other stream has something for the peer.
+    pub alone: bool,
     /// Requests travel without data.
     pub crowded: bool,
     /// First bytes of a long message that the peer takes without a grant.
@@ -334,13 +336,11 @@ impl StreamWriter<'_, '_, '_> {
         let len = room.min(paid).min(total);
         let ahead = self.unasked.min(all);
         let follows = len > 0 && self.covers(ahead.saturating_sub(len as u32));
-        // What comes unasked as a whole waits for credit as a short one does: to ask for a grant takes longer, and holds up all behind it.
+        // What comes unasked as a whole waits for credit as a short one does: to ask for a grant takes longer, and holds up all behind it. Not beside
+        // others, which would take each bit of credit that comes, so that it never were enough.
         let waits = !follows && ahead == all && (len as u32) < all;
-        if waits && !self.crowded && !self.asks_first {
-            return match self.plan.charged {
-                true => Turn::Full,
-                false => Turn::NoCredit,
-            };
+        if waits && self.alone && !self.crowded && !self.asks_first {
+            return Turn::NoCredit;
         }
         let Ok(at) = push(self.w, self.counters, &chunk(len, follows)) else {
             return Turn::Full;

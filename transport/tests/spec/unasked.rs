@@ -2,6 +2,7 @@
 
 use portolan_sim::harness::US;
 use portolan_sim::puppet::{NOTHING, OUR_INCARNATION, Puppet};
+use portolan_transport::ident::Priority;
 use portolan_transport::policy::{Ack, Policy, Recovery};
 
 use crate::{any, policy, puppet};
@@ -135,10 +136,24 @@ fn s8_4_credit_is_waited_for_while_it_may_come() {
 
     let mut p = five();
     assert_eq!(p.sends(4_097), ["RTS 2, 1374 of 4097 bytes"]);
+    // Another stream would take whatever comes.
     let mut p = five();
+    p.priority = Priority::High;
+    p.sends_many(3, 1_300);
+    p.priority = Priority::Low;
+    assert_eq!(p.sends(3_000), ["RTS 2, 0 of 3000 bytes"]);
+
+    // What fits its request needs no more.
+    let mut p = five();
+    assert_eq!(p.sends(1_374), ["RTS 2, 1374 of 1374 bytes"]);
+
+    let mut p = five();
+    p.says(p.ack(2));
     p.header.crowded = true;
     p.says_all(Vec::new());
-    assert_eq!(p.sends(3_000), ["RTS 2, 0 of 3000 bytes"]);
+    p.credit = 2;
+    assert_eq!(p.sends(1), ["EAGER 2, 1 bytes"]);
+    assert_eq!(p.sends(3_000), ["RTS 3, 0 of 3000 bytes"]);
 }
 
 // What follows is lost, then what was refused is asked for anew. Expect: it is sent again as asked, without credit; all of it goes again with
@@ -217,6 +232,30 @@ fn s8_4_what_came_unasked_is_acknowledged_as_short_ones() {
             assert_eq!(outcome, ["delivers 0", "ACK 1", "MSGEND 0"], "{total}");
         }
     }
+}
+
+// One message uses what was granted, two wait for their turn, with all that was granted of them there; then the sender asks about the last. Expect:
+// it is told of the first and of that, and not again of what it knows of the other. transport.md §7.5
+#[test]
+fn s7_5_a_probe_is_not_told_of_what_waits() {
+    let policy = Policy {
+        grant_bytes: 1_000,
+        grant_budget_bytes: 1_000,
+        ..policy()
+    };
+    let mut p = Puppet::new(policy, 8);
+    let (first, second) = (p.rts(0, 2_000, 0), p.rts(1, 2_500, 1_000));
+    let (third, asks) = (p.rts(2, 2_500, 1_000), p.probe(2, 2_500));
+    assert_eq!(p.says(first), ["CTS 0 to 1000", "streams_opened +1"]);
+    assert_eq!(p.says(second), ["ACK 0 +0 +1"]);
+    assert_eq!(p.says(third), ["ACK 0 +0 +1 +2"]);
+    let told = p.says(asks);
+    let expected = [
+        "ACK 0 +0 +1 +2",
+        "CTS 0 to 1000, again 0..1000",
+        "CTS 2 to 1000",
+    ];
+    assert_eq!(told, expected);
 }
 
 // The request came without credit first, and again with it, before anything was granted. Expect: what follows is taken.
