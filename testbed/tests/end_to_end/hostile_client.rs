@@ -87,7 +87,7 @@ fn wrong_versions_and_sizes_are_refused() {
     let sizes = [
         (0, 16, ARENA),
         (3, 16, ARENA),
-        (512, 16, ARENA),
+        (1024, 16, ARENA),
         (u32::MAX, 16, ARENA),
         (16, 0, ARENA),
         (16, 17, ARENA),
