@@ -293,8 +293,15 @@ impl Port {
 #[cfg(test)]
 mod tests {
     use portolan_abi::event::EventKind;
+    use portolan_transport::policy::WINDOW_MAX;
 
     use super::*;
+
+    // Expect: what the library takes for the most messages under way is what engines let be under way.
+    #[test]
+    fn the_window_is_the_transports() {
+        assert_eq!(WINDOW, WINDOW_MAX);
+    }
 
     fn name(number: u32) -> Name {
         Name {

@@ -11,10 +11,10 @@ mod profiles;
 
 pub use profiles::Profile;
 
-use crate::wire::chunk::PolicyWire;
+use crate::wire::chunk::{ACK_WORDS, PolicyWire};
 
 /// Most messages of one stream under way: what the acknowledgement's bitmap covers.
-pub const WINDOW_MAX: u32 = 512;
+pub const WINDOW_MAX: u32 = 64 * ACK_WORDS as u32;
 /// What HELLO counts unasked bytes in.
 pub const UNASKED_UNIT: u32 = 256;
 /// Most bytes of a long message that may come without a grant: as many as HELLO can say.

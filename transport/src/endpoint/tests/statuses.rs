@@ -4,7 +4,7 @@ use super::*;
 use SendStatus::{Delivered, MaybeDelivered, NotDelivered};
 
 /// Messages that may be under way.
-const WINDOW: usize = 512;
+const WINDOW: usize = crate::policy::WINDOW_MAX as usize;
 
 #[test]
 fn a_message_waits_for_a_token() {
