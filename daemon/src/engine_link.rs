@@ -189,6 +189,12 @@ pub enum ToEngine {
         /// Refused.
         on: bool,
     },
+    /// Answers [`FromEngine::BusyPoll`]: from now on goes round for frames itself, by receiving from the socket that comes as descriptor; or no
+    /// longer, after a last time.
+    BusyPoll {
+        /// Goes round.
+        on: bool,
+    },
     /// Leave cleanly.
     Stop,
     /// Fault injection: stop looping, for ever.
@@ -256,6 +262,11 @@ pub enum FromEngine {
         id: u64,
         /// At most a packet's worth.
         peers: Vec<PeerReport>,
+    },
+    /// Would go round for frames itself, or no longer. Said again until it is answered.
+    BusyPoll {
+        /// Would.
+        on: bool,
     },
     /// Comes round, but its queue stands still. Said once per second as long as it does.
     Wedged {

@@ -34,9 +34,10 @@ const LOG_LEVEL: u32 = 1 | 4;
 /// The program in the kernel.
 pub(crate) struct Loaded {
     pub program: OwnedFd,
-    /// The map from queue to socket, and the map of counters.
+    /// The map from queue to socket, the map of counters, and that of errands, which a program of an older build has not.
     pub sockets: OwnedFd,
     pub counters: OwnedFd,
+    pub errands: Option<OwnedFd>,
 }
 
 /// The part of `union bpf_attr` that `BPF_MAP_CREATE` reads.
@@ -127,6 +128,7 @@ pub(crate) fn load(name: &str, config: &[u8]) -> Result<Loaded, SteerError> {
         program,
         sockets: take("xsks")?,
         counters: take("counters")?,
+        errands: Some(take("errands")?),
     })
 }
 

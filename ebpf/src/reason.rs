@@ -38,6 +38,7 @@ reasons! {
     PassFragment "pass_fragment" "An IP fragment: passed.",
     PassIpOptions "pass_ip_options" "UDP behind IPv4 options, or IPv6 extension headers: passed.",
     PassTruncated "pass_truncated" "Ends inside the Ethernet, IP or UDP header: passed.",
+    PassErrand "pass_errand" "Ours, made a datagram for a socket that is to be polled: passed.",
 }
 
 #[cfg(test)]

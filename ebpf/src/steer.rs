@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use aya::maps::{Map, MapData, PerCpuArray, XskMap};
+use aya::maps::{Array, Map, MapData, MapError, PerCpuArray, XskMap};
 use aya::util::KernelVersion;
 
 use crate::link::{self, AttachMode};
@@ -34,6 +34,7 @@ pub struct Steer {
     xsks_fd: OwnedFd,
     counters: PerCpuArray<MapData, u64>,
     counters_fd: OwnedFd,
+    errands: Option<(Array<MapData, u32>, OwnedFd)>,
     link: Option<OwnedFd>,
 }
 
@@ -48,6 +49,8 @@ pub struct SteerFds {
     pub sockets: OwnedFd,
     /// The map of counters.
     pub counters: OwnedFd,
+    /// The map of errands; a program of an older build has none.
+    pub errands: Option<OwnedFd>,
 }
 
 impl Steer {
@@ -60,6 +63,7 @@ impl Steer {
             program: fds.program,
             sockets: fds.sockets,
             counters: fds.counters,
+            errands: fds.errands,
         };
         Self::of(loaded, queues, Some(fds.link))
     }
@@ -70,6 +74,13 @@ impl Steer {
         };
         let map =
             |fd: &OwnedFd| MapData::from_fd(clone_fd(fd.as_fd())?).map_err(|error| wrong(&error));
+        let errands = match loaded.errands {
+            None => None,
+            Some(fd) => {
+                let map = Map::Array(map(&fd)?);
+                Some((map.try_into().map_err(|error| wrong(&error))?, fd))
+            }
+        };
         Ok(Self {
             xsks: Map::XskMap(map(&loaded.sockets)?)
                 .try_into()
@@ -81,6 +92,7 @@ impl Steer {
             queues,
             xsks_fd: loaded.sockets,
             counters_fd: loaded.counters,
+            errands,
             link,
         })
     }
@@ -99,6 +111,10 @@ impl Steer {
             program: clone_fd(self.program.as_fd())?,
             sockets: clone_fd(self.xsks_fd.as_fd())?,
             counters: clone_fd(self.counters_fd.as_fd())?,
+            errands: match &self.errands {
+                Some((_, fd)) => Some(clone_fd(fd.as_fd())?),
+                None => None,
+            },
         }))
     }
 
@@ -190,16 +206,39 @@ impl Steer {
             .map_err(|error| SteerError::socket(queue, &error))
     }
 
+    /// The next frame of ours on `queue` is not for its socket: it becomes an empty UDP datagram to this port of everybody here, for a
+    /// socket of the kernel's that is to have received through that queue. Port 0: no frame is, if none has been yet.
+    ///
+    /// # Errors
+    /// The caller's: [`SteerError::NoQueue`]. The system's: [`SteerError::System`], also for the program of an older build, which runs no
+    /// errands.
+    pub fn send_on_errand(&mut self, queue: u32, port: u16) -> Result<(), SteerError> {
+        self.check_queue(queue)?;
+        let what = "ask the program for a frame";
+        let Some((errands, _)) = &mut self.errands else {
+            let older = io::Error::other("it is of an older build; restart the daemon");
+            return Err(SteerError::System(what, older));
+        };
+        let port = u32::from(port.to_be());
+        errands
+            .set(queue, port, 0)
+            .map_err(|error| SteerError::system(what, &error))
+    }
+
     /// Frames by reason since the load, all CPUs together, in the order of [`Reason::ALL`].
     ///
     /// # Errors
     /// The system's: [`SteerError::System`].
     pub fn counters(&self) -> Result<Vec<(Reason, u64)>, SteerError> {
         let read = |reason: &Reason| {
-            let per_cpu = self
-                .counters
-                .get(&(*reason as u32), 0)
-                .map_err(|error| SteerError::system("read the steering counters", &error))?;
+            let per_cpu = match self.counters.get(&(*reason as u32), 0) {
+                // The program of an older build, which knows fewer reasons.
+                Err(MapError::KeyNotFound | MapError::OutOfBounds { .. }) => {
+                    return Ok((*reason, 0));
+                }
+                other => other
+                    .map_err(|error| SteerError::system("read the steering counters", &error))?,
+            };
             let sum = per_cpu.iter().fold(0u64, |sum, n| sum.wrapping_add(*n));
             Ok((*reason, sum))
         };

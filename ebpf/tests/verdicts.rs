@@ -516,6 +516,55 @@ fn jumbo_frames() {
     assert_eq!(got, (XDP_PASS, Reason::PassOtherAddress));
 }
 
+// A frame of ours is wanted at a port; one of others comes, one that is too short, and two of ours. Expect: the first of ours that is long enough becomes an empty
+// datagram from nobody to everybody, with a checksum that is right, and is passed on; all the others are what they always are.
+#[test]
+fn one_frame_is_sent_on_an_errand() {
+    let short = ethernet(OUR_MAC, PORTOLAN, &payload(20));
+    let ours = ethernet(OUR_MAC, PORTOLAN, &payload(64));
+    for (config, ours) in [
+        (ethernet_config(), &ours),
+        (udp_config(), &ours_v4(BASE, 64)),
+        (udp_config(), &ours_v6(LAST, 64)),
+    ] {
+        for program in ["steer", "steer_linear"] {
+            let harness = Harness::new(&config);
+            harness.send_on_errand(0, 0x1234);
+            harness.send_on_errand(1, 0x1234);
+            let run = |frame: &[u8]| harness.run(program, frame).unwrap();
+            let foreign = v4(ipv4(OTHER_V4, UDP, &datagram()));
+            assert_eq!(run(&foreign).0, XDP_PASS);
+            if config == ethernet_config() {
+                // Then nobody is any the wiser, and has to ask again.
+                assert_eq!(run(&short), (XDP_DROP, Reason::NoSocket));
+                assert_eq!(run(ours), (XDP_DROP, Reason::NoSocket));
+                harness.send_on_errand(0, 0x1234);
+            }
+            let (verdict, out) = harness.outcome(program, ours).unwrap();
+            assert_eq!(verdict, XDP_PASS);
+            assert_eq!(out[..12], ours[..12]);
+            assert_eq!(out[42..], ours[42..]);
+            let header = &out[14..34];
+            let words = header
+                .chunks_exact(2)
+                .map(|w| u32::from(w[0]) << 8 | u32::from(w[1]));
+            let sum: u32 = words.sum();
+            assert_eq!(
+                (sum & 0xffff) + (sum >> 16),
+                0xffff,
+                "checksum of {header:x?}"
+            );
+            assert_eq!(out[12..20], [8, 0, 0x45, 0, 0, 28, 0, 0]);
+            assert_eq!(
+                (out[23], &out[26..34]),
+                (17, &[0, 0, 0, 0, 255, 255, 255, 255][..])
+            );
+            assert_eq!(out[34..42], [0, 0, 0x12, 0x34, 0, 8, 0, 0]);
+            assert_eq!(run(ours), (XDP_DROP, Reason::NoSocket), "once");
+        }
+    }
+}
+
 // As compiled, without a configuration. Expect: not one frame is taken.
 #[test]
 fn unconfigured_program_takes_nothing() {

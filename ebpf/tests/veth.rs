@@ -336,6 +336,56 @@ fn steer_on_a_cable(mode: AttachMode) {
     }
 }
 
+// A socket of the kernel's is to receive through the queue of an interface that has a NAPI instance: it gets a frame of ours. Expect: that one, empty, and the
+// socket knows the instance; the next frame comes to the AF_XDP socket.
+#[test]
+fn a_frame_teaches_a_socket_its_napi_instance() {
+    let cable = Cable::new(1500);
+    let near = &cable.near;
+    run(&format!(
+        "ip netns exec {near} ethtool -K {NEAR} gro on tx off"
+    ));
+    run(&format!(
+        "ip netns exec {} ethtool -K {FAR} tso off gso off tx off",
+        cable.far
+    ));
+    let (mut steer, mut endpoint, student) = cable.in_near(|| {
+        let mut steer = Steer::load(&config()).unwrap();
+        steer.attach(NEAR, AttachMode::Generic).unwrap();
+        let endpoint = Endpoint::bind();
+        steer.insert(0, endpoint.fd()).unwrap();
+        let student = kernel_socket(Ipv4Addr::UNSPECIFIED.into(), 0);
+        (steer, endpoint, student)
+    });
+    let port = student.local_addr().unwrap().port();
+    assert!(matches!(
+        steer.send_on_errand(1, port),
+        Err(SteerError::NoQueue(1, 1))
+    ));
+    steer.send_on_errand(0, port).unwrap();
+    let far = cable.in_far(|| kernel_socket(Ipv4Addr::UNSPECIFIED.into(), 0));
+    send(&far, NEAR_V4, BASE, b"lost");
+    assert_eq!(received(&student), b"");
+    assert_eq!(count(&steer, Reason::PassErrand), 1);
+    let mut id: libc::c_int = 0;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the option's value is an int, as long as it says.
+    let got = unsafe {
+        libc::getsockopt(
+            student.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_INCOMING_NAPI_ID,
+            std::ptr::from_mut(&mut id).cast(),
+            &mut len,
+        )
+    };
+    assert_eq!(got, 0);
+    assert_ne!(id, 0, "it has received through no NAPI instance");
+    send(&far, NEAR_V4, BASE, b"steered");
+    assert!(endpoint.receive().ends_with(b"steered"));
+    assert_nothing_received(&student);
+}
+
 #[test]
 fn native_mode() {
     steer_on_a_cable(AttachMode::Native);

@@ -23,6 +23,7 @@ use crate::engine_link::{EngineConfig, FromEngine, ToEngine};
 use crate::xsk::{KickOutcome, MappedXsk, Xsk};
 
 use super::Engine;
+use super::busy_poll::BusyPoll;
 use super::control::{Incoming, Link};
 use super::counters::{CounterPage, EngineCounters};
 use super::crossing::{CrossingReceiver, CrossingSender, SLOT_BYTES};
@@ -208,6 +209,8 @@ impl Standby {
                     id,
                     peers: Vec::new(),
                 }),
+                // Who serves asks for it.
+                ToEngine::BusyPoll { .. } => {}
                 ToEngine::Start(_) => bail!("Start came twice"),
             }
         }
@@ -290,11 +293,13 @@ impl Standby {
                 counters: EngineCounters::default(),
                 scratch: vec![0; SLOT_BYTES],
                 down_until: 0,
+                full_until: 0,
                 blocked: false,
                 suspect: Suspect::found(working_frame),
                 wedge: Wedge::default(),
                 filled_for: None,
                 last_kick: KickOutcome::Idle,
+                busy_poll: BusyPoll::default(),
                 tap,
             },
             ledger: self.ledger,

@@ -23,6 +23,7 @@
 //! | `suspect.rs` | frames and tokens that kill |
 //! | `wedge.rs` | a queue that stands still |
 //! | `wait.rs` | waiting without work |
+//! | `busy_poll.rs` | going round for frames instead of the kernel |
 //! | `sandbox.rs` | what may be asked of the kernel |
 //! | `counters.rs`, `latency.rs` | what is counted |
 //! | `tap.rs` | copies of frames, for who captures them |
@@ -31,6 +32,7 @@ mod alike;
 pub(crate) mod bell;
 mod briefing;
 mod buffers;
+pub(crate) mod busy_poll;
 mod checked_copy;
 mod commit;
 mod commit_point;
@@ -205,6 +207,8 @@ impl Engine {
         match next {
             Next::Loop => {}
             Next::GiveWay => self.give_way(),
+            // Nobody else would see a frame come.
+            Next::Sleep if self.path.busy_poll.is_on() => self.give_way(),
             Next::Sleep => self.sleep(now)?,
         }
         if !worked && next != Next::Sleep {
@@ -225,6 +229,9 @@ impl Engine {
         if now >= self.next_counters {
             self.next_counters = now.saturating_add(COUNTERS_EVERY_NS);
             self.publish_counters();
+            if let Some(on) = self.path.is_polling_worth_it(now) {
+                link.send(&FromEngine::BusyPoll { on });
+            }
             if let Some(evidence) = self.path.wedged(now) {
                 link.send(&FromEngine::Wedged {
                     evidence: evidence.to_owned(),

@@ -21,6 +21,7 @@ use crate::credit_budget::CreditBudget;
 use crate::xsk::{CHUNK_SIZE, KickOutcome, MAX_SEGMENTS, TxSlot, Xsk};
 
 use super::bell;
+use super::busy_poll::BusyPoll;
 use super::counters::EngineCounters;
 use super::crossing::{CrossingReceiver, CrossingSender};
 use super::encap::{Encapsulation, Inner, REPEATABLE};
@@ -30,8 +31,11 @@ use super::suspect::Suspect;
 use super::tap::Tap;
 use super::wedge::{Vitals, Wedge};
 
-/// Transmit descriptors with the kernel at any time.
-pub const MAX_OUTSTANDING: u32 = 32;
+/// Transmit descriptors handed to the kernel at once.
+pub const MAX_STAGED: u32 = 32;
+/// Transmit descriptors with the kernel at any time. Where the kernel's way of a frame ends within the kick there are never more than were just handed over; where the
+/// receiver goes round for them ([`super::busy_poll`]), they are what it finds.
+pub const MAX_OUTSTANDING: u32 = 96;
 /// Frames received per loop.
 const RX_BUDGET: usize = 64;
 /// Frames per crossing ring and loop.
@@ -54,6 +58,9 @@ pub struct Neighbour {
     /// Wakes it.
     pub wake: OwnedFd,
 }
+
+/// How long a wire without room is left alone: it takes a frame in a microsecond, if anybody takes them.
+const FULL_NS: Nanos = 50_000;
 
 /// Everything a frame passes.
 pub struct Path {
@@ -79,6 +86,8 @@ pub struct Path {
     pub scratch: Vec<u8>,
     /// The socket cannot send before then; 0: it can.
     pub down_until: Nanos,
+    /// The wire has no room before then; 0: it has.
+    pub full_until: Nanos,
     /// Transmission waits for the kernel, or for the next turn.
     pub blocked: bool,
     /// Whether the queue stands still.
@@ -89,6 +98,8 @@ pub struct Path {
     pub(super) last_kick: KickOutcome,
     /// The frame the last engine died of.
     pub(super) suspect: Suspect,
+    /// Who goes round for frames.
+    pub(super) busy_poll: BusyPoll,
     /// Who captures frames, if somebody does.
     pub(super) tap: Option<Box<Tap>>,
 }
@@ -118,6 +129,9 @@ impl Path {
 
     /// Takes received frames from the socket; true if there were any.
     pub fn receive(&mut self, now: Nanos) -> bool {
+        if self.busy_poll.is_on() && !self.xsk.has_received() {
+            self.busy_poll.go_round();
+        }
         let Self {
             xsk,
             encap,
@@ -239,6 +253,9 @@ impl Path {
     }
 
     fn free_slot(&mut self) -> Option<TxSlot> {
+        if self.xsk.tx_staged() >= MAX_STAGED {
+            return None;
+        }
         if self.xsk.tx_outstanding() >= MAX_OUTSTANDING {
             self.xsk.reap();
             if self.xsk.tx_outstanding() >= MAX_OUTSTANDING {
@@ -346,9 +363,18 @@ impl Path {
         if now < self.down_until {
             return;
         }
+        if now < self.full_until {
+            self.blocked = true;
+            return;
+        }
         self.last_kick = self.xsk.flush();
         self.down_until = match self.last_kick {
             KickOutcome::Idle | KickOutcome::Sent => 0,
+            KickOutcome::Full => {
+                self.full_until = now.saturating_add(FULL_NS);
+                self.blocked = true;
+                0
+            }
             KickOutcome::Pending | KickOutcome::NoBuffers => {
                 // Tried again with the next loop.
                 self.blocked = true;
@@ -359,6 +385,12 @@ impl Path {
             }
         };
         self.xsk.reap();
+    }
+
+    /// Whether it would be better to go round for frames, or not to; said once per look.
+    pub fn is_polling_worth_it(&mut self, now: Nanos) -> Option<bool> {
+        let frames = self.xsk.counters().rx_frames;
+        self.busy_poll.look(now, frames)
     }
 
     /// What of the queue stands still, if anything; once per second.

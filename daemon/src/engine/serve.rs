@@ -385,6 +385,10 @@ impl Engine {
                 }
                 ToEngine::Untap => self.untap(now),
                 ToEngine::Drain { on } => self.path.host.draining = on,
+                ToEngine::BusyPoll { on } => {
+                    let socket = fds.into_iter().next().filter(|_| on);
+                    self.path.busy_poll.told(now, socket);
+                }
                 ToEngine::Stop => return Ok(false),
                 ToEngine::Hang => hang(),
                 // Of a supervisor that does not know how far we are: it was restarted.

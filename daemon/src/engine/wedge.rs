@@ -71,6 +71,7 @@ impl Wedge {
             KickOutcome::Idle
             | KickOutcome::Sent
             | KickOutcome::Pending
+            | KickOutcome::Full
             | KickOutcome::NoBuffers => {}
         }
         if always_taken && now_is.taken > 0 && now_is.completions == first.completions {

@@ -29,6 +29,7 @@ impl Supervisor {
                     "epoch": engine.epoch(),
                     "mode": if engine.memory.zero_copy { "zerocopy" } else { "copy" },
                     "wait": wait_name(config.wait),
+                    "busy_poll": engine.busy_poll.is_on(),
                     "core": config.cores.get(usize::from(engine.index)),
                     "restarts": engine.escalation.total(),
                     "standby": engine.standby_name(),

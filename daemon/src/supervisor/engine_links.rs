@@ -119,10 +119,10 @@ impl Supervisor {
     }
 
     /// Tells the process that serves, if there is one.
-    pub(super) fn tell_active(&mut self, index: usize, message: &ToEngine) {
+    pub(super) fn tell_active(&mut self, index: usize, message: &ToEngine, fds: Vec<Arc<OwnedFd>>) {
         let active = self.engines.get(index).and_then(|e| e.active.as_ref());
         if let Some(launch) = active.map(|process| process.launch) {
-            self.tell_one(index, launch, message, Vec::new());
+            self.tell_one(index, launch, message, fds);
         }
     }
 
@@ -300,6 +300,7 @@ impl Supervisor {
                 reason,
             } => self.on_port_closed(index, port, generation, reason),
             FromEngine::Peers { id, peers } => self.on_peers(index, id, peers),
+            FromEngine::BusyPoll { on } => self.on_busy_poll(index, on),
             FromEngine::Wedged { evidence } => self.on_wedged(index, &evidence),
         }
     }

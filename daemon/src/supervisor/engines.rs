@@ -24,6 +24,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::busy_poll::BusyPoll;
 use super::escalation::{Bounds, Escalation};
 use super::events::{Event, Kind, Severity};
 use super::memory::QueueMemory;
@@ -137,6 +138,8 @@ pub struct Engine {
     pub(super) reset: Option<Reset>,
     /// The socket is in the map.
     pub(super) in_map: bool,
+    /// Who goes round for its frames.
+    pub(super) busy_poll: BusyPoll,
 }
 
 impl Engine {
@@ -163,6 +166,7 @@ impl Engine {
             reset_pause: Duration::ZERO,
             reset: None,
             in_map: false,
+            busy_poll: BusyPoll::default(),
         }
     }
 

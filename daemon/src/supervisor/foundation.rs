@@ -214,6 +214,7 @@ impl Foundation {
             (Name::XdpSockets, Arc::new(steer.sockets)),
             (Name::XdpCounters, Arc::new(steer.counters)),
         ];
+        all.extend((steer.errands).map(|fd| (Name::XdpErrands, Arc::new(fd))));
         for (queue, memory) in (0..).zip(&self.queues) {
             all.extend([
                 (Name::Ledger(queue), Arc::clone(&memory.ledger_fd)),

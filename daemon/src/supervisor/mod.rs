@@ -22,6 +22,7 @@
 //! | `neighbours.rs`, `netlink.rs` | which MAC a peer has |
 //! | `interface.rs`, `interface_events.rs` | what becomes of the interface |
 //! | `steering.rs` | the XDP program |
+//! | `busy_poll.rs`, `napi.rs` | engines that go round for frames themselves |
 //! | `reload.rs`, `alive.rs` | the configuration read again; the service manager's watchdog |
 //! | `discovery/`, `drain.rs`, `notes.rs` | who else is there; leaving without loss; what a successor must know of both |
 //! | `store/` | what survives the supervisor, and going on with it |
@@ -29,6 +30,7 @@
 
 mod alive;
 mod audit;
+mod busy_poll;
 mod captures;
 pub mod clients;
 pub mod config;
@@ -47,6 +49,7 @@ mod interface_events;
 pub mod kernel;
 mod leisure;
 pub mod memory;
+mod napi;
 mod neighbours;
 pub mod netlink;
 mod notes;
@@ -321,6 +324,7 @@ impl Supervisor {
         let now = Instant::now();
         let up = Event::new(Kind::NodeUp, "the supervisor serves").field("node", self.config.node);
         self.events.record(up);
+        self.let_loose();
         self.look_after_neighbours(now);
         self.look_at_interface(now);
         self.announce(now);

@@ -53,7 +53,7 @@ impl Supervisor {
             ends: Some(ends),
         };
         for index in self.peers_round.waiting.clone() {
-            self.tell_active(index, &ToEngine::QueryPeers { id });
+            self.tell_active(index, &ToEngine::QueryPeers { id }, Vec::new());
         }
         self.poll.set_timer(ends, Timer::Peers);
         self.end_round_if_complete();

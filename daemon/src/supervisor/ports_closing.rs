@@ -57,7 +57,7 @@ impl Supervisor {
             generation,
             reason,
         };
-        self.tell_active(index, &message);
+        self.tell_active(index, &message, Vec::new());
         points::reached("close.told");
         if nobody {
             self.port_is_closed(number, reason);

@@ -33,7 +33,7 @@ const LIVE: [&str; 8] = [
     "log.level",
 ];
 /// Keys that a restart applies without ending anything (beside the live ones); all others begin the node anew.
-const AT_RESTART: [&str; 2] = ["recovery", "metrics"];
+const AT_RESTART: [&str; 3] = ["recovery", "metrics", "network.busy_poll"];
 /// Keys of the socket, which outlives a restart.
 const AT_STOP: [&str; 2] = ["node.socket_mode", "node.socket_group"];
 

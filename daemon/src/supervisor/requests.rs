@@ -205,7 +205,7 @@ impl Supervisor {
                 Cause::Fault,
                 "is the victim of `portolan fault kill`",
             ),
-            "hang" => self.tell_active(index, &ToEngine::Hang),
+            "hang" => self.tell_active(index, &ToEngine::Hang, Vec::new()),
             "reset" => self.reset_queue(index, Cause::Reset, "is reset by `portolan fault reset`"),
             other => {
                 let message = format!(

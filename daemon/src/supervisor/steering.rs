@@ -27,6 +27,14 @@ pub trait Steering {
     /// One line: what and what to do.
     fn insert(&mut self, nic_queue: u32, xsk: BorrowedFd<'_>) -> Result<(), String>;
 
+    /// The next frame of ours on a NIC queue becomes a datagram for this UDP port ([`Steer::send_on_errand`]).
+    ///
+    /// # Errors
+    /// One line: what and what to do.
+    fn send_on_errand(&mut self, _nic_queue: u32, _port: u16) -> Result<(), String> {
+        Err("nobody steers".to_owned())
+    }
+
     /// Frames by reason.
     fn counters(&self) -> Vec<(String, u64)>;
 
@@ -76,6 +84,10 @@ impl Steering for Steer {
         Steer::insert(self, nic_queue, xsk).map_err(|error| error.to_string())
     }
 
+    fn send_on_errand(&mut self, nic_queue: u32, port: u16) -> Result<(), String> {
+        Steer::send_on_errand(self, nic_queue, port).map_err(|error| error.to_string())
+    }
+
     fn counters(&self) -> Vec<(String, u64)> {
         match Steer::counters(self) {
             Ok(counters) => counters
@@ -108,12 +120,16 @@ impl Steering for Steer {
 
     fn to_store(&self) -> Vec<(Name, OwnedFd)> {
         match self.fds() {
-            Ok(Some(fds)) => vec![
-                (Name::XdpLink, fds.link),
-                (Name::XdpProgram, fds.program),
-                (Name::XdpSockets, fds.sockets),
-                (Name::XdpCounters, fds.counters),
-            ],
+            Ok(Some(fds)) => {
+                let mut all = vec![
+                    (Name::XdpLink, fds.link),
+                    (Name::XdpProgram, fds.program),
+                    (Name::XdpSockets, fds.sockets),
+                    (Name::XdpCounters, fds.counters),
+                ];
+                all.extend(fds.errands.map(|fd| (Name::XdpErrands, fd)));
+                all
+            }
             Ok(None) => Vec::new(),
             Err(error) => {
                 tracing::warn!(%error, "steering cannot be stored");

@@ -239,7 +239,7 @@ pub(super) fn refused_zero_copy(errno: Errno) -> bool {
 pub(super) enum KickVerdict {
     /// Budget spent or completion ring full: drain completions, kick again.
     Again,
-    /// One frame was dropped below us, and completed: count it, kick again.
+    /// One frame was dropped below us, and completed: count it, and leave those who are to take the rest a moment.
     FrameLost,
     /// No memory for buffers: later.
     Later,

@@ -25,6 +25,9 @@ const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 /// What we raise it to; the kernel's default is 32.
 const TX_BUDGET: u32 = 256;
 
+/// Memory of the kernel's for frames of ours that nobody has taken yet, in copy mode: the default holds 13 of 9,000 bytes.
+const SEND_MEMORY: libc::c_int = 4 << 20;
+
 /// How often a busy queue is tried again: release takes about 16 ms.
 const BUSY_RETRY: Duration = Duration::from_millis(1);
 
@@ -85,6 +88,7 @@ impl XskFd {
         register_umem(fd.as_fd(), umem, &attempt)?;
         size_rings(fd.as_fd(), &config.rings).map_err(explain(Operation::SizeRings))?;
         raise_tx_budget(fd.as_fd(), config.rings.tx);
+        raise_send_memory(fd.as_fd());
         initial_fill(fd.as_fd(), config, ownership)?;
         bind_patiently(fd.as_fd(), bind, &attempt)?;
         Self::from_fd(fd)
@@ -176,6 +180,26 @@ fn raise_tx_budget(fd: BorrowedFd<'_>, tx_ring: u32) {
             (&raw const budget).cast(),
             size_of::<u32>() as libc::socklen_t,
         );
+    }
+}
+
+/// Best effort: without CAP_NET_ADMIN as much as the administrator allows everybody.
+fn raise_send_memory(fd: BorrowedFd<'_>) {
+    let bytes: libc::c_int = SEND_MEMORY;
+    for option in [libc::SO_SNDBUFFORCE, libc::SO_SNDBUF] {
+        // SAFETY: the value is a live int of the length given.
+        let set = unsafe {
+            libc::setsockopt(
+                fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                option,
+                (&raw const bytes).cast(),
+                size_of::<libc::c_int>() as libc::socklen_t,
+            )
+        };
+        if set == 0 {
+            break;
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use super::ownership::{Record, is_published};
 use super::ring::{CONTINUED, Descriptor};
 use super::{Doorbell, Xsk};
 
-/// Kicks per flush: one moves 32 descriptors at least, or loses one frame.
+/// Kicks per flush: one moves 32 descriptors at least.
 const KICKS_PER_FLUSH: usize = 8;
 
 /// A free transmit slot, to be given back by [`Xsk::submit`] or [`Xsk::abandon`].
@@ -36,6 +36,9 @@ pub enum KickOutcome {
     Sent,
     /// Some is still in the ring: flush again, soon.
     Pending,
+    /// There is no room below the kernel's way, as in a veth whose other end is not looked at: it lost a frame, and would lose one at each further kick.
+    /// Flush again in a moment.
+    Full,
     /// The kernel has no buffers: flush again, later.
     NoBuffers,
     /// The link is down: flush again when it is up. What is in the ring stays.
@@ -112,6 +115,11 @@ impl<D: Doorbell> Xsk<'_, D> {
         self.tx_outstanding
     }
 
+    /// Of these, the ones not published.
+    pub fn tx_staged(&self) -> u32 {
+        self.tx.staged()
+    }
+
     /// Of these, the ones the kernel has taken out of the transmit ring.
     pub fn tx_taken(&self) -> u32 {
         let in_ring = self.tx.in_ring().unwrap_or(0);
@@ -165,7 +173,7 @@ impl<D: Doorbell> Xsk<'_, D> {
             }
             KickVerdict::FrameLost => {
                 self.counters.kick_ebusy += 1;
-                None
+                Some(KickOutcome::Full)
             }
             KickVerdict::Later => {
                 self.counters.kick_enobufs += 1;

@@ -13,6 +13,10 @@
  *
  * Ours on a queue without a socket is dropped: passed on, the kernel would answer it with ICMP.
  *
+ * A frame of ours may be asked for as an errand (`errands`): the next one of that queue is not given to its socket, but made
+ * an empty UDP datagram from nobody to everybody here, as DHCP has them, and passed on. A socket of the kernel's at that port has then
+ * received through the queue, which is how the kernel lets a process poll it (SO_INCOMING_NAPI_ID, socket(7)).
+ *
  * A VLAN tag is seen only while it is in the frame. A driver that strips tags shows us the frame
  * without one; where VLANs share the interface, turn that off: ethtool -K DEV rxvlan off.
  *
@@ -46,6 +50,7 @@ enum steer_reason {
 	STEER_PASS_FRAGMENT,
 	STEER_PASS_IP_OPTIONS,
 	STEER_PASS_TRUNCATED,
+	STEER_PASS_ERRAND,
 	STEER_REASONS,
 };
 
@@ -99,6 +104,14 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } counters SEC(".maps");
+
+/* By queue: the UDP port, in network byte order, at which the next frame of ours is wanted; 0: nowhere. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_QUEUES);
+	__type(key, __u32);
+	__type(value, __u32);
+} errands SEC(".maps");
 
 static __always_inline void count(enum steer_reason reason)
 {
@@ -241,17 +254,61 @@ static __always_inline enum steer_reason classify(const struct xdp_md *ctx)
 	return STEER_PASS_NOT_OURS;
 }
 
+/* The checksum (RFC 1071) of a header without options, from 0.0.0.0 to 255.255.255.255, for 28 bytes of UDP with a TTL of 64. */
+#define ERRAND_CHECKSUM 0x7ad2
+
+/* Makes the frame a datagram for this port. False: it is too short for that. */
+static __always_inline bool send_on_errand(struct xdp_md *ctx, __be16 port)
+{
+	struct cursor frame = {
+		.at = (void *)(long)ctx->data,
+		.end = (void *)(long)ctx->data_end,
+	};
+	struct ethhdr *eth;
+	struct iphdr *ip;
+	struct udphdr *udp;
+
+	if (!take(&frame, &eth) || !take(&frame, &ip) || !take(&frame, &udp))
+		return false;
+	eth->h_proto = bpf_htons(ETH_P_IP);
+	__builtin_memset(ip, 0, sizeof(*ip));
+	ip->version = 4;
+	ip->ihl = 5;
+	ip->tot_len = bpf_htons(sizeof(*ip) + sizeof(*udp));
+	ip->ttl = 64;
+	ip->protocol = IPPROTO_UDP;
+	ip->check = bpf_htons(ERRAND_CHECKSUM);
+	ip->daddr = 0xffffffff;
+	udp->source = 0;
+	udp->dest = port;
+	udp->len = bpf_htons(sizeof(*udp));
+	udp->check = 0;
+	return true;
+}
+
 static __always_inline int steer_frame(struct xdp_md *ctx)
 {
 	enum steer_reason reason = classify(ctx);
+	__u32 queue = ctx->rx_queue_index;
+	__u32 *errand;
 	int verdict;
 
 	if (reason != STEER_REDIRECTED) {
 		count(reason);
 		return XDP_PASS;
 	}
+	errand = bpf_map_lookup_elem(&errands, &queue);
+	if (errand && *errand) {
+		__be16 port = *errand;
+
+		*errand = 0;
+		if (send_on_errand(ctx, port)) {
+			count(STEER_PASS_ERRAND);
+			return XDP_PASS;
+		}
+	}
 	/* Without an entry for the queue the helper returns its last argument. */
-	verdict = bpf_redirect_map(&xsks, ctx->rx_queue_index, XDP_DROP);
+	verdict = bpf_redirect_map(&xsks, queue, XDP_DROP);
 	count(verdict == XDP_REDIRECT ? STEER_REDIRECTED : STEER_NO_SOCKET);
 	return verdict;
 }

@@ -79,6 +79,25 @@ impl Harness {
     /// The verdict on `frame` and the one reason counted for it.
     pub fn run(&self, program: &str, frame: &[u8]) -> Result<(u32, Reason), Error> {
         let before = self.counters();
+        let (verdict, out) = self.outcome(program, frame)?;
+        assert_eq!(out, frame, "the frame changed");
+        let moved: Vec<Reason> = (Reason::ALL.iter().zip(before).zip(self.counters()))
+            .flat_map(|((reason, before), after)| vec![*reason; (after - before) as usize])
+            .collect();
+        assert_eq!(moved.len(), 1, "counted {moved:?}");
+        Ok((verdict, moved[0]))
+    }
+
+    /// Sends the next frame of ours to this port, as the loader does.
+    pub fn send_on_errand(&self, queue: u32, port: u16) {
+        let map = self.0.maps().find(|map| map.name() == "errands").unwrap();
+        let port = u32::from(port.to_be()).to_ne_bytes();
+        map.update(&queue.to_ne_bytes(), &port, MapFlags::ANY)
+            .unwrap();
+    }
+
+    /// What becomes of `frame`: the verdict, and its bytes.
+    pub fn outcome(&self, program: &str, frame: &[u8]) -> Result<(u32, Vec<u8>), Error> {
         let program = self.0.progs_mut().find(|p| p.name() == program).unwrap();
         let mut out = vec![0; frame.len()];
         let input = ProgramInput {
@@ -87,14 +106,9 @@ impl Harness {
             ..ProgramInput::default()
         };
         let output = program.test_run(input)?;
-        let (verdict, len) = (output.return_value, output.data.map(|data| data.len()));
+        let len = output.data.map(|data| data.len());
         assert_eq!(len, Some(frame.len()), "the frame's length changed");
-        assert_eq!(out, frame, "the frame changed");
-        let moved: Vec<Reason> = (Reason::ALL.iter().zip(before).zip(self.counters()))
-            .flat_map(|((reason, before), after)| vec![*reason; (after - before) as usize])
-            .collect();
-        assert_eq!(moved.len(), 1, "counted {moved:?}");
-        Ok((verdict, moved[0]))
+        Ok((output.return_value, out))
     }
 
     /// `frame` gets the verdict that belongs to `reason`, from both programs.

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod application_death;
+mod busy_poll;
 mod capture;
 mod configuration;
 mod discovery;

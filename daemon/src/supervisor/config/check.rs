@@ -148,6 +148,12 @@ fn build(
             .as_ref()
             .map(|m| *m.get_ref())
             .unwrap_or_default(),
+        busy_polling: file
+            .network
+            .busy_poll
+            .as_ref()
+            .map(|m| *m.get_ref())
+            .unwrap_or_default(),
         discovery,
         wait: file
             .engine

@@ -71,6 +71,7 @@ pub(super) struct Network {
     pub queues: Option<Spanned<Vec<Spanned<i64>>>>,
     pub mode: Option<Spanned<super::CopyMode>>,
     pub xdp: Option<Spanned<super::XdpMode>>,
+    pub busy_poll: Option<Spanned<super::BusyPolling>>,
     pub discovery: Option<Spanned<Value>>,
 }
 

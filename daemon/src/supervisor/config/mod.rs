@@ -60,6 +60,17 @@ pub enum XdpMode {
     Generic,
 }
 
+/// Whether engines may go round for frames themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BusyPolling {
+    /// On a veth, when there are many frames.
+    #[default]
+    Auto,
+    /// The kernel always does.
+    Never,
+}
+
 /// A node we may talk to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
@@ -140,6 +151,8 @@ pub struct Config {
     pub copy_mode: CopyMode,
     /// Where the XDP program runs.
     pub xdp_mode: XdpMode,
+    /// Whether engines may go round for frames themselves.
+    pub busy_polling: BusyPolling,
     /// How other nodes are found.
     pub discovery: DiscoveryMode,
     /// How engines wait.

@@ -74,6 +74,8 @@ pub enum Name {
     XdpSockets,
     /// The map of counters.
     XdpCounters,
+    /// The map of its errands.
+    XdpErrands,
     /// An engine's ledger.
     Ledger(u8),
     /// Its UMEM.
@@ -109,6 +111,7 @@ impl fmt::Display for Name {
             Self::XdpProgram => f.write_str("xdp-program"),
             Self::XdpSockets => f.write_str("xdp-sockets"),
             Self::XdpCounters => f.write_str("xdp-counters"),
+            Self::XdpErrands => f.write_str("xdp-errands"),
             Self::Ledger(queue) => write!(f, "ledger-{queue}"),
             Self::Umem(queue) => write!(f, "umem-{queue}"),
             Self::Xsk(queue) => write!(f, "xsk-{queue}"),
@@ -146,6 +149,7 @@ impl FromStr for Name {
             ["xdp", "program"] => Self::XdpProgram,
             ["xdp", "sockets"] => Self::XdpSockets,
             ["xdp", "counters"] => Self::XdpCounters,
+            ["xdp", "errands"] => Self::XdpErrands,
             ["ledger", queue] => Self::Ledger(number(queue)?),
             ["umem", queue] => Self::Umem(number(queue)?),
             ["xsk", queue] => Self::Xsk(number(queue)?),
@@ -204,6 +208,7 @@ mod tests {
             Name::XdpProgram,
             Name::XdpSockets,
             Name::XdpCounters,
+            Name::XdpErrands,
             Name::Ledger(63),
             Name::Umem(0),
             Name::Xsk(1),

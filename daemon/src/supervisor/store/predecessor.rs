@@ -165,6 +165,8 @@ fn take_all(
         program: fds.remove(&Name::XdpProgram)?,
         sockets: fds.remove(&Name::XdpSockets)?,
         counters: fds.remove(&Name::XdpCounters)?,
+        // An older build had none.
+        errands: fds.remove(&Name::XdpErrands),
     };
     let mut queues = Vec::new();
     for queue in 0..count {
@@ -241,6 +243,9 @@ impl Predecessor {
         all.insert(Name::XdpProgram, self.steer.program);
         all.insert(Name::XdpSockets, self.steer.sockets);
         all.insert(Name::XdpCounters, self.steer.counters);
+        if let Some(errands) = self.steer.errands {
+            all.insert(Name::XdpErrands, errands);
+        }
         for (queue, left) in (0..).zip(self.queues) {
             all.insert(Name::Ledger(queue), left.ledger);
             all.insert(Name::Umem(queue), left.umem);

@@ -349,9 +349,12 @@ fn each_answer_to_a_kick_is_acted_upon() {
         (outcome, kicks, again),
         (KickOutcome::Pending, 8, KickOutcome::Sent)
     );
-    // EBUSY: one frame lost and counted.
-    let (outcome, _, _, counters) = kicked(&[Errno::BUSY]);
-    assert_eq!((outcome, counters.kick_ebusy), (KickOutcome::Sent, 1));
+    // EBUSY: one frame lost and counted, and no more until the next flush.
+    let (outcome, kicks, _, counters) = kicked(&[Errno::BUSY]);
+    assert_eq!(
+        (outcome, kicks, counters.kick_ebusy),
+        (KickOutcome::Full, 1, 1)
+    );
     // Later, and when the link is up: the frame is still there.
     let (outcome, _, again, counters) = kicked(&[Errno::NOBUFS]);
     assert_eq!(

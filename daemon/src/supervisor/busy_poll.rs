@@ -1,0 +1,267 @@
+//! Letting engines go round for frames themselves ([`crate::engine::busy_poll`] says what for).
+//!
+//! **What it takes.** The kernel goes round for who receives from a socket, if that has received through the queue before
+//! (`SO_INCOMING_NAPI_ID`). An AF_XDP socket is told at its bind, by drivers that say which NAPI instance a queue has; veth does not (6.18). So there is a
+//! UDP socket per queue for nothing else, which the XDP program sends one frame of ours as a datagram: the first time only, and lost
+//! for the transport, which sends it again. After that a filter keeps everything out of it.
+//!
+//! **Order.** To begin: the instance is deferred, then the engine told; frames of the time in between wait for at most [`DEFERRAL`]. To end: the
+//! instance is let loose, then the engine told, which goes round once more, as an instance that is deferred does not notice by
+//! itself. When the engine is dead we do that for it.
+//!
+//! **Rejected.** `/sys/class/net/*/napi_defer_hard_irqs`: of the whole interface, and of the namespace that sysfs was mounted in. io_uring can poll an
+//! instance without a socket, but only on its way to sleep.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use super::Supervisor;
+use super::config::BusyPolling;
+use super::napi::{Deferral, Napi};
+use crate::engine::busy_poll::go_round;
+use crate::engine_link::ToEngine;
+
+/// While an engine goes round the kernel does not, but for an engine that was kept from its core for so long. More than a tick of kernels with
+/// 1,000 of them per second: a timer that is the next to come is set in the processor, again at each look.
+const DEFERRAL: Deferral = Deferral {
+    rounds: 1,
+    pause_ns: 2_000_000,
+};
+/// Most frames taken per look.
+const BUDGET: libc::c_int = 64;
+
+/// What a queue has for it.
+#[derive(Default)]
+pub struct BusyPoll {
+    socket: Option<PolledSocket>,
+    /// The instance is deferred, and an engine goes round.
+    on: bool,
+    /// The kernel cannot, or may not.
+    refused: bool,
+}
+
+struct PolledSocket {
+    fd: Arc<OwnedFd>,
+    port: u16,
+    /// The instance, once it has received through it.
+    instance: Option<u32>,
+}
+
+impl BusyPoll {
+    /// Does an engine go round?
+    pub fn is_on(&self) -> bool {
+        self.on
+    }
+}
+
+impl PolledSocket {
+    /// A socket of this interface, at some port.
+    fn open(interface: &str) -> io::Result<Self> {
+        let (family, flags) = (AddressFamily::INET, SocketFlags::CLOEXEC);
+        let fd = rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?;
+        set(&fd, libc::SO_BINDTODEVICE, interface.as_bytes())?;
+        // Without this it would be polled only when the kernel is not going round anyway. Needs CAP_NET_ADMIN.
+        set(&fd, libc::SO_PREFER_BUSY_POLL, &1i32.to_ne_bytes())?;
+        // Not 0: one look for each call that does not wait.
+        set(&fd, libc::SO_BUSY_POLL, &1i32.to_ne_bytes())?;
+        set(&fd, libc::SO_BUSY_POLL_BUDGET, &BUDGET.to_ne_bytes())?;
+        rustix::net::sockopt::set_socket_recv_buffer_size(&fd, 0)?;
+        let any = std::net::SocketAddrV4::new(std::net::Ipv4Addr::UNSPECIFIED, 0);
+        rustix::net::bind(&fd, &any)?;
+        let name = rustix::net::getsockname(&fd)?;
+        let name = std::net::SocketAddrV4::try_from(name)?;
+        Ok(Self {
+            fd: Arc::new(fd),
+            port: name.port(),
+            instance: None,
+        })
+    }
+
+    /// The instance, if it is known by now.
+    fn learn(&mut self) -> io::Result<Option<u32>> {
+        if self.instance.is_none() {
+            let mut id: libc::c_int = 0;
+            let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+            // SAFETY: the option's value is an int, as long as it says.
+            let got = unsafe {
+                libc::getsockopt(
+                    self.fd.as_raw_fd(),
+                    libc::SOL_SOCKET,
+                    libc::SO_INCOMING_NAPI_ID,
+                    std::ptr::from_mut(&mut id).cast(),
+                    &mut len,
+                )
+            };
+            if got < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            if id != 0 {
+                self.keep_everything_out()?;
+                self.instance = Some(id.cast_unsigned());
+            }
+        }
+        Ok(self.instance)
+    }
+
+    /// Nothing is received any more: who receives with something there is given that, and nothing is polled.
+    fn keep_everything_out(&self) -> io::Result<()> {
+        let mut nothing = libc::sock_filter {
+            code: (libc::BPF_RET | libc::BPF_K) as u16,
+            jt: 0,
+            jf: 0,
+            k: 0,
+        };
+        let program = libc::sock_fprog {
+            len: 1,
+            filter: &raw mut nothing,
+        };
+        // SAFETY: a program of one instruction, read during the call.
+        let bytes = unsafe {
+            std::slice::from_raw_parts(
+                std::ptr::from_ref(&program).cast::<u8>(),
+                size_of::<libc::sock_fprog>(),
+            )
+        };
+        set(&self.fd, libc::SO_ATTACH_FILTER, bytes)?;
+        // What is there already: little, as there is no room for more.
+        while rustix::net::recv(
+            &self.fd,
+            &mut [0u8; 1][..],
+            rustix::net::RecvFlags::DONTWAIT,
+        )
+        .is_ok()
+        {}
+        Ok(())
+    }
+}
+
+fn set(socket: &OwnedFd, option: libc::c_int, value: &[u8]) -> io::Result<()> {
+    // SAFETY: the value is as long as it says, and read during the call.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            value.as_ptr().cast(),
+            value.len() as libc::socklen_t,
+        )
+    };
+    match set {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+impl Supervisor {
+    /// A predecessor that was killed may have left instances deferred.
+    pub(super) fn let_loose(&self) {
+        let facts = &self.config.interface_facts;
+        let let_loose = || -> io::Result<()> {
+            let mut napi = Napi::new()?;
+            for (id, deferral) in napi.of_interface(facts.index)? {
+                if deferral == DEFERRAL {
+                    napi.set(id, Deferral::default())?;
+                }
+            }
+            Ok(())
+        };
+        if facts.veth
+            && let Err(error) = let_loose()
+        {
+            tracing::debug!(%error, "the NAPI instances cannot be looked at");
+        }
+    }
+
+    /// An engine asks to go round itself, or to be let off.
+    pub(super) fn on_busy_poll(&mut self, index: usize, wanted: bool) {
+        let Some(engine) = self.engines.get(index) else {
+            return;
+        };
+        let (poll, queue) = (&engine.busy_poll, engine.index);
+        if poll.refused || poll.on == wanted || !self.may_poll() {
+            return;
+        }
+        if !wanted {
+            self.end_polling(index);
+            return self.tell_active(index, &ToEngine::BusyPoll { on: false }, Vec::new());
+        }
+        match self.begin_polling(index) {
+            Ok(Some(socket)) => {
+                tracing::debug!(queue, "the engine goes round for frames itself");
+                self.tell_active(index, &ToEngine::BusyPoll { on: true }, vec![socket]);
+            }
+            // It asks again.
+            Ok(None) => {}
+            Err(error) => {
+                tracing::info!(queue, %error, "the engine cannot go round for frames itself");
+                if let Some(engine) = self.engines.get_mut(index) {
+                    engine.busy_poll.refused = true;
+                }
+            }
+        }
+    }
+
+    fn may_poll(&self) -> bool {
+        self.config.busy_polling == BusyPolling::Auto && self.config.interface_facts.veth
+    }
+
+    /// The socket to poll, if everything is in place.
+    fn begin_polling(&mut self, index: usize) -> io::Result<Option<Arc<OwnedFd>>> {
+        let Some(engine) = self.engines.get_mut(index) else {
+            return Ok(None);
+        };
+        let poll = &mut engine.busy_poll;
+        if poll.socket.is_none() {
+            poll.socket = Some(PolledSocket::open(&self.config.interface)?);
+        }
+        let Some(socket) = &mut poll.socket else {
+            return Ok(None);
+        };
+        let Some(instance) = socket.learn()? else {
+            let steering = &mut self.steering;
+            let sent = steering.send_on_errand(engine.nic_queue, socket.port);
+            return sent.map(|()| None).map_err(io::Error::other);
+        };
+        match Napi::new()?.set(instance, DEFERRAL) {
+            Ok(()) => {}
+            // Another one has taken its place: another socket has to learn of it.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
+                poll.socket = None;
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        }
+        poll.on = true;
+        Ok(Some(Arc::clone(&socket.fd)))
+    }
+
+    /// Frames come by themselves again. The engine is dead, or will be told.
+    pub(super) fn end_polling(&mut self, index: usize) {
+        let Some(engine) = self.engines.get_mut(index) else {
+            return;
+        };
+        let poll = &mut engine.busy_poll;
+        if !std::mem::take(&mut poll.on) {
+            return;
+        }
+        let Some(socket) = &poll.socket else {
+            return;
+        };
+        let instance = socket.instance.unwrap_or_default();
+        match Napi::new().and_then(|mut napi| napi.set(instance, Deferral::default())) {
+            Ok(()) => {}
+            // With its interface.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => poll.socket = None,
+            Err(error) => {
+                let queue = engine.index;
+                tracing::warn!(queue, %error, "the NAPI instance stays deferred: frames may come late");
+            }
+        }
+        if let Some(socket) = &poll.socket {
+            go_round(&socket.fd);
+        }
+    }
+}
