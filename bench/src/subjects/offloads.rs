@@ -22,6 +22,8 @@ pub enum Offloads {
     All,
     /// Checksums are left out, streams cross in frames.
     NoSegments,
+    /// Nothing, but frames have a NAPI instance.
+    Polled,
     /// Nothing.
     None,
 }
@@ -32,6 +34,7 @@ impl Offloads {
         match self {
             Self::All => "tx on sg on tso on gso on gro on",
             Self::NoSegments => "tx on sg on tso off gso off gro off",
+            Self::Polled => "tx off gro on tso off gso off",
             Self::None => "tx off gro off tso off gso off",
         }
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use portolan_testbed::Daemon;
 
+use super::offloads::{Offloads, Switched};
 use super::pair::{histogram, nanoseconds};
 use super::{About, Figure, Pair, Scene, Side, Started, Subject, metric, unit};
 use crate::actor::{Actor, Answer, Job, Order, PortRole, Role};
@@ -19,6 +20,7 @@ const PORT: u16 = 10;
 const GRACE: Duration = Duration::from_secs(10);
 
 /// `portolan`: an engine for each queue. `portolan-ethernet`: the same in Ethernet frames without IP and UDP, as the limits' are.
+/// `portolan-polling`: the same on interfaces with a NAPI instance, so that engines go round for frames themselves when there are many.
 /// `portolan-blocking`: as it is installed, for applications that leave waiting to the library. `portolan-one-engine`: one engine for the first queue,
 /// whatever there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +29,8 @@ pub enum Portolan {
     AllQueues,
     /// Without IP and UDP.
     Ethernet,
+    /// Engines may go round for frames themselves.
+    Polling,
     /// Everything waits by default.
     Blocking,
     /// One engine.
@@ -38,6 +42,7 @@ impl Subject for Portolan {
         match self {
             Self::AllQueues => "portolan",
             Self::Ethernet => "portolan-ethernet",
+            Self::Polling => "portolan-polling",
             Self::Blocking => "portolan-blocking",
             Self::OneEngine => "portolan-one-engine",
         }
@@ -47,6 +52,7 @@ impl Subject for Portolan {
         let (wait, rest) = match self {
             Self::AllQueues | Self::OneEngine => ("\"yield\"", "UDP over IPv4"),
             Self::Ethernet => ("\"yield\"", "[cluster] encap = \"ethernet\""),
+            Self::Polling => ("\"yield\"", "UDP over IPv4; ethtool -K gro on"),
             Self::Blocking => (
                 "\"adaptive\" (its default)",
                 "UDP over IPv4; applications in Port::wait with PortOptions::default()",
@@ -66,7 +72,7 @@ impl Subject for Portolan {
         match self {
             Self::AllQueues => true,
             // What is held against a limit's frames; N/2 and the curves are the default's.
-            Self::Ethernet => matches!(
+            Self::Ethernet | Self::Polling => matches!(
                 case,
                 Case::PingPong { .. } | Case::Rate { .. } | Case::Stream { .. }
             ),
@@ -83,13 +89,17 @@ impl Subject for Portolan {
             _ => Wait::Yield,
         };
         let queues: Vec<u16> = match self {
-            Self::AllQueues | Self::Ethernet | Self::Blocking => (0..scene.queues()).collect(),
             Self::OneEngine => vec![0],
+            _ => (0..scene.queues()).collect(),
         };
         // Every peer's MAC is in a lab's configuration.
         let encap = match self {
-            Self::AllQueues | Self::OneEngine | Self::Blocking => "udp",
             Self::Ethernet => "ethernet",
+            _ => "udp",
+        };
+        let offloads = match self {
+            Self::Polling => Some(Switched::to(Offloads::Polled, scene)?),
+            _ => None,
         };
         let daemon = |side| {
             let cores = vec![scene.core(side); queues.len()];
@@ -104,6 +114,7 @@ impl Subject for Portolan {
             blocks: *self == Self::Blocking,
             applications: None,
             daemons,
+            _offloads: offloads,
             scene,
         }))
     }
@@ -115,6 +126,8 @@ struct Running<'a> {
     /// Those that are running, and how many senders with how many ports they are.
     applications: Option<((u16, u16), Pair)>,
     daemons: [Daemon; 2],
+    /// For as long as they run.
+    _offloads: Option<Switched<'a>>,
     scene: &'a Scene<'a>,
 }
 
