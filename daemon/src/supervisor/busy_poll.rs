@@ -180,18 +180,25 @@ impl Supervisor {
         let Some(engine) = self.engines.get(index) else {
             return;
         };
-        let (poll, queue) = (&engine.busy_poll, engine.index);
-        if poll.refused || poll.on == wanted || !self.may_poll() {
-            return;
-        }
+        let (was_on, queue) = (engine.busy_poll.on, engine.index);
         if !wanted {
             self.end_polling(index);
+            // Also an engine that a predecessor of ours let begin.
             return self.tell_active(index, &ToEngine::BusyPoll { on: false }, Vec::new());
         }
+        if engine.busy_poll.refused || !self.may_poll() {
+            return;
+        }
         match self.begin_polling(index) {
+            // It says so again: the instance is still there.
+            Ok(Some(_)) if was_on => {}
             Ok(Some(socket)) => {
                 tracing::debug!(queue, "the engine goes round for frames itself");
                 self.tell_active(index, &ToEngine::BusyPoll { on: true }, vec![socket]);
+            }
+            // The interface was down meanwhile, and has another instance.
+            Ok(None) if was_on => {
+                self.tell_active(index, &ToEngine::BusyPoll { on: false }, Vec::new());
             }
             // It asks again.
             Ok(None) => {}
@@ -229,7 +236,7 @@ impl Supervisor {
             Ok(()) => {}
             // Another one has taken its place: another socket has to learn of it.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
-                poll.socket = None;
+                (poll.socket, poll.on) = (None, false);
                 return Ok(None);
             }
             Err(error) => return Err(error),

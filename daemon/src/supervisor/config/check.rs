@@ -136,24 +136,9 @@ fn build(
         interface_facts: interface_facts?,
         address,
         queues,
-        copy_mode: file
-            .network
-            .mode
-            .as_ref()
-            .map(|m| *m.get_ref())
-            .unwrap_or_default(),
-        xdp_mode: file
-            .network
-            .xdp
-            .as_ref()
-            .map(|m| *m.get_ref())
-            .unwrap_or_default(),
-        busy_polling: file
-            .network
-            .busy_poll
-            .as_ref()
-            .map(|m| *m.get_ref())
-            .unwrap_or_default(),
+        copy_mode: chosen(&file.network.mode),
+        xdp_mode: chosen(&file.network.xdp),
+        busy_polling: chosen(&file.network.busy_poll),
         discovery,
         wait: file
             .engine
@@ -169,12 +154,7 @@ fn build(
         recovery,
         peers,
         acl,
-        log_level: file
-            .log
-            .level
-            .as_ref()
-            .map(|l| *l.get_ref())
-            .unwrap_or_default(),
+        log_level: chosen(&file.log.level),
         written: toml::from_str(checker.text).unwrap_or_default(),
         metrics,
         quotas,
@@ -182,6 +162,13 @@ fn build(
     };
     budget(checker, file, &config);
     Some(config)
+}
+
+/// What the file says, or else the default.
+fn chosen<T: Copy + Default>(said: &Option<Spanned<T>>) -> T {
+    said.as_ref()
+        .map(|said| *said.get_ref())
+        .unwrap_or_default()
 }
 
 fn socket(
