@@ -216,7 +216,7 @@ impl Steer {
         self.check_queue(queue)?;
         let what = "ask the program for a frame";
         let Some((errands, _)) = &mut self.errands else {
-            let older = io::Error::other("it is of an older build; restart the daemon");
+            let older = io::Error::other("it is of an older build; stop and start the daemon");
             return Err(SteerError::System(what, older));
         };
         let port = u32::from(port.to_be());

@@ -63,6 +63,9 @@ impl BusyPoll {
     /// Told to begin, with this, or to end.
     pub fn told(&mut self, now: Nanos, socket: Option<OwnedFd>) {
         if socket.is_none() {
+            if !self.is_on() {
+                return;
+            }
             // From now on frames come by themselves; those that came before do not.
             self.go_round();
         }

@@ -205,6 +205,8 @@ impl Engine {
         let worked = worked || self.path.blocked;
         let next = (self.waiter).after_loop(worked, tokens, delivered, more, now);
         match next {
+            // Who is to make room may be waiting for this core.
+            Next::Loop if self.path.is_full(now) => self.give_way(),
             Next::Loop => {}
             Next::GiveWay => self.give_way(),
             // Nobody else would see a frame come.
@@ -229,7 +231,8 @@ impl Engine {
         if now >= self.next_counters {
             self.next_counters = now.saturating_add(COUNTERS_EVERY_NS);
             self.publish_counters();
-            if let Some(on) = self.path.is_polling_worth_it(now) {
+            let frames = self.path.xsk.counters().rx_frames;
+            if let Some(on) = self.path.busy_poll.look(now, frames) {
                 link.send(&FromEngine::BusyPoll { on });
             }
             if let Some(evidence) = self.path.wedged(now) {

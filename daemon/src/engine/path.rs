@@ -5,7 +5,7 @@
 //! frame sent to the wrong engine by a flipped bit is dropped there.
 //!
 //! A frame to send is written by the transport straight into a transmit slot, behind room for the outer headers. Frames for this very
-//! engine never leave it, and those for another engine of this node cross. At most [`MAX_OUTSTANDING`] descriptors are with the kernel,
+//! engine never leave it, and those for another engine of this node cross. At most [`MAX_STAGED`] descriptors are handed to the kernel at once, and [`MAX_OUTSTANDING`] are with it,
 //! so that high priority never queues behind a deep ring (transport.md §11.2). While the link is down, frames are still taken
 //! from the transport: those for this node arrive, the others are lost, as on any broken wire.
 
@@ -363,7 +363,7 @@ impl Path {
         if now < self.down_until {
             return;
         }
-        if now < self.full_until {
+        if self.is_full(now) {
             self.blocked = true;
             return;
         }
@@ -387,10 +387,10 @@ impl Path {
         self.xsk.reap();
     }
 
-    /// Whether it would be better to go round for frames, or not to; said once per look.
-    pub fn is_polling_worth_it(&mut self, now: Nanos) -> Option<bool> {
-        let frames = self.xsk.counters().rx_frames;
-        self.busy_poll.look(now, frames)
+    /// Whether the wire has no room just now.
+    #[inline]
+    pub fn is_full(&self, now: Nanos) -> bool {
+        now < self.full_until
     }
 
     /// What of the queue stands still, if anything; once per second.

@@ -316,6 +316,7 @@ impl Engine {
             self.close_port(now, number, CloseReason::Administrator);
         }
         self.path.transmit(now);
+        self.path.full_until = 0;
         self.path.kick(now);
     }
 

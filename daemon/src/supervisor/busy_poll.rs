@@ -15,6 +15,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
@@ -30,8 +31,12 @@ const DEFERRAL: Deferral = Deferral {
     rounds: 1,
     pause_ns: 2_000_000,
 };
-/// Most frames taken per look.
+/// Most frames taken at once; the kernel goes round twice per look.
 const BUDGET: libc::c_int = 64;
+/// Frames given for a socket that learns nothing of them, as those of the other end do not come through the instance; then it is let be until the interface has another one.
+const ERRANDS: u32 = 3;
+/// An engine of ours asks no sooner again.
+const PAUSE: Duration = Duration::from_millis(4);
 
 /// What a queue has for it.
 #[derive(Default)]
@@ -41,6 +46,11 @@ pub struct BusyPoll {
     on: bool,
     /// The kernel cannot, or may not.
     refused: bool,
+    /// Frames given in vain, for these instances of the interface.
+    errands: u32,
+    tried: Vec<u32>,
+    /// Asked for the last time.
+    asked: Option<Instant>,
 }
 
 struct PolledSocket {
@@ -73,6 +83,11 @@ impl PolledSocket {
         rustix::net::bind(&fd, &any)?;
         let name = rustix::net::getsockname(&fd)?;
         let name = std::net::SocketAddrV4::try_from(name)?;
+        // An engine may send frames, but not have the host's own stack send datagrams. That it is connected to nobody is no error: it is shut all the same.
+        match rustix::net::shutdown(&fd, rustix::net::Shutdown::Write) {
+            Ok(()) | Err(rustix::io::Errno::NOTCONN) => {}
+            Err(error) => return Err(error.into()),
+        }
         Ok(Self {
             fd: Arc::new(fd),
             port: name.port(),
@@ -80,8 +95,8 @@ impl PolledSocket {
         })
     }
 
-    /// The instance, if it is known by now.
-    fn learn(&mut self) -> io::Result<Option<u32>> {
+    /// Which of these instances it is, if that is known by now. The socket is told once, by whatever comes first: of another one it cannot be used.
+    fn learn(&mut self, instances: &[u32]) -> io::Result<Option<u32>> {
         if self.instance.is_none() {
             let mut id: libc::c_int = 0;
             let mut len = size_of::<libc::c_int>() as libc::socklen_t;
@@ -98,7 +113,7 @@ impl PolledSocket {
             if got < 0 {
                 return Err(io::Error::last_os_error());
             }
-            if id != 0 {
+            if instances.contains(&id.cast_unsigned()) {
                 self.keep_everything_out()?;
                 self.instance = Some(id.cast_unsigned());
             }
@@ -118,14 +133,20 @@ impl PolledSocket {
             len: 1,
             filter: &raw mut nothing,
         };
+        let len = size_of::<libc::sock_fprog>() as libc::socklen_t;
         // SAFETY: a program of one instruction, read during the call.
-        let bytes = unsafe {
-            std::slice::from_raw_parts(
-                std::ptr::from_ref(&program).cast::<u8>(),
-                size_of::<libc::sock_fprog>(),
+        let set = unsafe {
+            libc::setsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_ATTACH_FILTER,
+                (&raw const program).cast(),
+                len,
             )
         };
-        set(&self.fd, libc::SO_ATTACH_FILTER, bytes)?;
+        if set < 0 {
+            return Err(io::Error::last_os_error());
+        }
         // What is there already: little, as there is no room for more.
         while rustix::net::recv(
             &self.fd,
@@ -155,6 +176,22 @@ fn set(socket: &OwnedFd, option: libc::c_int, value: &[u8]) -> io::Result<()> {
     }
 }
 
+/// Whether asking again would be of no use: the kernel is too old, we may not, or the program runs no errands.
+fn is_for_good(error: &io::Error) -> bool {
+    let codes = [
+        libc::EPERM,
+        libc::EACCES,
+        libc::EOPNOTSUPP,
+        libc::ENOENT,
+        libc::ENOPROTOOPT,
+        libc::EINVAL,
+    ];
+    match error.raw_os_error() {
+        Some(code) => codes.contains(&code),
+        None => true,
+    }
+}
+
 impl Supervisor {
     /// A predecessor that was killed may have left instances deferred.
     pub(super) fn let_loose(&self) {
@@ -175,6 +212,13 @@ impl Supervisor {
         }
     }
 
+    /// Frames come by themselves again, for whoever comes after us. Engines say within a second or so that they go round.
+    pub(super) fn leave_polling(&mut self) {
+        for index in 0..self.engines.len() {
+            self.end_polling(index);
+        }
+    }
+
     /// An engine asks to go round itself, or to be let off.
     pub(super) fn on_busy_poll(&mut self, index: usize, wanted: bool) {
         let Some(engine) = self.engines.get(index) else {
@@ -186,8 +230,16 @@ impl Supervisor {
             // Also an engine that a predecessor of ours let begin.
             return self.tell_active(index, &ToEngine::BusyPoll { on: false }, Vec::new());
         }
+        let now = Instant::now();
+        let too_soon = (engine.busy_poll.asked).is_some_and(|asked| now - asked < PAUSE);
         if engine.busy_poll.refused || !self.may_poll() {
+            return self.tell_active(index, &ToEngine::BusyPoll { on: false }, Vec::new());
+        }
+        if too_soon {
             return;
+        }
+        if let Some(engine) = self.engines.get_mut(index) {
+            engine.busy_poll.asked = Some(now);
         }
         match self.begin_polling(index) {
             // It says so again: the instance is still there.
@@ -204,8 +256,9 @@ impl Supervisor {
             Ok(None) => {}
             Err(error) => {
                 tracing::info!(queue, %error, "the engine cannot go round for frames itself");
+                let for_good = is_for_good(&error);
                 if let Some(engine) = self.engines.get_mut(index) {
-                    engine.busy_poll.refused = true;
+                    engine.busy_poll.refused = for_good;
                 }
             }
         }
@@ -221,18 +274,33 @@ impl Supervisor {
             return Ok(None);
         };
         let poll = &mut engine.busy_poll;
-        if poll.socket.is_none() {
-            poll.socket = Some(PolledSocket::open(&self.config.interface)?);
+        let mut napi = Napi::new()?;
+        let instances = napi.of_interface(self.config.interface_facts.index)?;
+        let instances: Vec<u32> = instances.into_iter().map(|(id, _)| id).collect();
+        if instances != poll.tried {
+            (poll.errands, poll.tried) = (0, instances.clone());
         }
-        let Some(socket) = &mut poll.socket else {
-            return Ok(None);
-        };
-        let Some(instance) = socket.learn()? else {
+        let mut known = None;
+        if let Some(socket) = &mut poll.socket {
+            known = socket.learn(&instances)?;
+        }
+        let Some(instance) = known.filter(|id| instances.contains(id)) else {
+            (poll.socket, poll.on) = (None, false);
+            if instances.is_empty() || poll.errands >= ERRANDS {
+                return Ok(None);
+            }
+            poll.errands += 1;
+            let socket = PolledSocket::open(&self.config.interface)?;
             let steering = &mut self.steering;
             let sent = steering.send_on_errand(engine.nic_queue, socket.port);
+            poll.socket = Some(socket);
             return sent.map(|()| None).map_err(io::Error::other);
         };
-        match Napi::new()?.set(instance, DEFERRAL) {
+        let Some(socket) = &poll.socket else {
+            return Ok(None);
+        };
+        poll.errands = 0;
+        match napi.set(instance, DEFERRAL) {
             Ok(()) => {}
             // Another one has taken its place: another socket has to learn of it.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {

@@ -352,6 +352,7 @@ impl Supervisor {
             self.statistics.turn(begun.elapsed());
         }
         if self.left && !self.stopping {
+            self.leave_polling();
             tracing::info!("left: the service manager has everything for the next one");
             return Ok(Ended::Left);
         }

@@ -389,11 +389,6 @@ impl Supervisor {
         let (tier, wait) = engine.escalation.died(served);
         let tier = engine.reset.map_or(tier, |reset| reset.tier.max(tier));
         engine.recoveries.died(at_ns, last_beat_ns, tier);
-        // What nobody goes round for any more would be late for who takes over.
-        self.end_polling(index);
-        let Some(engine) = self.engines.get_mut(index) else {
-            return;
-        };
         self.events.record(engine.death_event(dead.child.pid));
         if let Some(standby) = &engine.standby
             && matches!(standby.stage, Stage::Preparing(_))
@@ -418,6 +413,8 @@ impl Supervisor {
         } else {
             self.recover(index, tier, wait, now);
         }
+        // What nobody goes round for any more would be late. After those who are in more of a hurry.
+        self.end_polling(index);
     }
 
     /// A process that never served died, or could not be started.

@@ -14,12 +14,12 @@ const UNDER_WAY: usize = 8;
 /// An engine is back, or has noticed what there is to do, within this.
 const NOTICED: Duration = Duration::from_secs(30);
 
-/// A cluster whose interfaces have a NAPI instance each.
-fn cluster(encap: Encap, overrides: &str) -> Cluster {
+/// A cluster whose interfaces have a NAPI instance each, or none.
+fn cluster(encap: Encap, gro: &str, overrides: &str) -> Cluster {
     let lab = Lab::builder().encap(encap).build().unwrap();
     for node in lab.nodes() {
         let mut command = node.command("ethtool");
-        command.args(["-K", &node.interface(), "gro", "on"]);
+        command.args(["-K", &node.interface(), "gro", gro]);
         process::run_ok(&mut command, STEP).unwrap();
     }
     Cluster::start_in(lab, |_| overrides.to_owned())
@@ -132,7 +132,7 @@ fn errands(cluster: &Cluster, node: u16) -> u64 {
 // engine begins to, and so does its successor, with the instance that is known, then with the new one; not any more when the stream is over; everything came, once and
 // in order.
 fn many_frames_are_gone_round_for(encap: Encap) {
-    let cluster = cluster(encap, "");
+    let cluster = cluster(encap, "on", "");
     stream(&cluster, |came| {
         let pid = wait_polled(&cluster, 2, true, None);
         kill(pid);
@@ -167,15 +167,24 @@ fn many_frames_are_gone_round_for_over_ethernet() {
     many_frames_are_gone_round_for(Encap::Ethernet);
 }
 
-// The same stream where it is forbidden. Expect: frames come by themselves, and no frame is taken for an errand.
-#[test]
-fn who_does_not_want_it_is_left_alone() {
-    let cluster = cluster(Encap::Udp4, "[network]\nbusy_poll = \"never\"");
-    stream(&cluster, |came| {
+// The same stream where it is forbidden, or there is no instance. Expect: frames come by themselves, and no frame is taken for an errand.
+fn frames_come_by_themselves(cluster: &Cluster) {
+    stream(cluster, |came| {
         until("the stream goes on", NOTICED, || {
             (came.load(Ordering::Relaxed) > 2_000).then_some(())
         });
     });
-    wait_polled(&cluster, 2, false, None);
-    assert_eq!(errands(&cluster, 2), 0);
+    wait_polled(cluster, 2, false, None);
+    assert_eq!(errands(cluster, 2), 0);
+}
+
+#[test]
+fn who_does_not_want_it_is_left_alone() {
+    let never = "[network]\nbusy_poll = \"never\"";
+    frames_come_by_themselves(&cluster(Encap::Udp4, "on", never));
+}
+
+#[test]
+fn an_interface_without_an_instance_is_left_alone() {
+    frames_come_by_themselves(&cluster(Encap::Udp4, "off", ""));
 }

@@ -238,6 +238,7 @@ impl Supervisor {
     /// Becomes another program. Returns only if that failed, and why.
     fn hand_over(&mut self, file: &File, client: u64) -> String {
         self.end_exporter();
+        self.leave_polling();
         let number = self.clients.get(client).and_then(|client| client.asked);
         let entries = self.store.iter().map(|(name, fd)| (name, &**fd));
         let handover = hand_over(entries);
