@@ -91,6 +91,9 @@ pub struct EngineConfig {
     /// No epoch of this engine is lower, whatever the ledger says: one more than its predecessor's. 0: not known.
     #[serde(default)]
     pub first_epoch: u32,
+    /// The interface is one end of a veth pair: frames that its other end has not taken yet are still with the kernel.
+    #[serde(default)]
+    pub veth: bool,
 }
 
 /// How a UMEM of at most `frames` frames is divided and how large the rings are: `rx_frames` to receive, the rest in slots that hold

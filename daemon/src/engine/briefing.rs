@@ -31,7 +31,7 @@ use super::death::DeathWord;
 use super::encap::Encapsulation;
 use super::host::EngineHost;
 use super::ledger_facts::Facts;
-use super::path::{Neighbour, Path};
+use super::path::{MAX_ON_VETH, MAX_STAGED, Neighbour, Path};
 use super::ports::{Port, PortParts};
 use super::restore;
 use super::routes::{Change, Routes};
@@ -293,6 +293,11 @@ impl Standby {
                 counters: EngineCounters::default(),
                 scratch: vec![0; SLOT_BYTES],
                 down_until: 0,
+                max_outstanding: if self.config.veth {
+                    MAX_ON_VETH
+                } else {
+                    MAX_STAGED
+                },
                 full_until: 0,
                 blocked: false,
                 suspect: Suspect::found(working_frame),

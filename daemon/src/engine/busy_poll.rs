@@ -18,9 +18,10 @@
 //!
 //! **Rejected.** To go by bytes: what it costs is a system call and a queue per frame, and frames of 9,000 bytes are not faster for it (docs/tuning.md).
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use portolan_transport::ident::Nanos;
+use rustix::net::RecvFlags;
 
 /// Frames per millisecond that are many: more than an exchange of short messages has, or a stream of them; and few.
 const MANY: u64 = 200;
@@ -104,15 +105,8 @@ impl BusyPoll {
 
 /// Has the kernel go round once for the queue that this socket has received through. Errors are the socket's, and there are none that matter.
 pub(crate) fn go_round(socket: &OwnedFd) {
-    // SAFETY: no buffer, so nothing is written.
-    unsafe {
-        libc::recv(
-            socket.as_raw_fd(),
-            std::ptr::null_mut(),
-            0,
-            libc::MSG_DONTWAIT,
-        )
-    };
+    let nothing: &mut [u8] = &mut [];
+    let _ = rustix::net::recv(socket, nothing, RecvFlags::DONTWAIT);
 }
 
 #[cfg(test)]

@@ -411,6 +411,7 @@ pub(super) mod tests {
             default_timeout_ms: 1,
             transport: crate::transport_policy::TransportPolicy::default(),
             first_epoch: 0,
+            veth: false,
         }
     }
 

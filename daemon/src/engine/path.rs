@@ -5,7 +5,7 @@
 //! frame sent to the wrong engine by a flipped bit is dropped there.
 //!
 //! A frame to send is written by the transport straight into a transmit slot, behind room for the outer headers. Frames for this very
-//! engine never leave it, and those for another engine of this node cross. At most [`MAX_STAGED`] descriptors are handed to the kernel at once, and [`MAX_OUTSTANDING`] are with it,
+//! engine never leave it, and those for another engine of this node cross. At most [`MAX_STAGED`] descriptors are handed to the kernel at once, and no more are with it (on a veth [`MAX_ON_VETH`]),
 //! so that high priority never queues behind a deep ring (transport.md §11.2). While the link is down, frames are still taken
 //! from the transport: those for this node arrive, the others are lost, as on any broken wire.
 
@@ -31,11 +31,10 @@ use super::suspect::Suspect;
 use super::tap::Tap;
 use super::wedge::{Vitals, Wedge};
 
-/// Transmit descriptors handed to the kernel at once.
+/// Transmit descriptors handed to the kernel at once, and with it at any time.
 pub const MAX_STAGED: u32 = 32;
-/// Transmit descriptors with the kernel at any time. Where the kernel's way of a frame ends within the kick there are never more than were just handed over; where the
-/// receiver goes round for them ([`super::busy_poll`]), they are what it finds.
-pub const MAX_OUTSTANDING: u32 = 96;
+/// With it at any time on a veth, whose other end may go round for them itself ([`super::busy_poll`]): they are what it finds. Else none is left after a kick there.
+pub const MAX_ON_VETH: u32 = 96;
 /// Frames received per loop.
 const RX_BUDGET: usize = 64;
 /// Frames per crossing ring and loop.
@@ -86,6 +85,8 @@ pub struct Path {
     pub scratch: Vec<u8>,
     /// The socket cannot send before then; 0: it can.
     pub down_until: Nanos,
+    /// Transmit descriptors with the kernel at any time.
+    pub max_outstanding: u32,
     /// The wire has no room before then; 0: it has.
     pub full_until: Nanos,
     /// Transmission waits for the kernel, or for the next turn.
@@ -256,9 +257,9 @@ impl Path {
         if self.xsk.tx_staged() >= MAX_STAGED {
             return None;
         }
-        if self.xsk.tx_outstanding() >= MAX_OUTSTANDING {
+        if self.xsk.tx_outstanding() >= self.max_outstanding {
             self.xsk.reap();
-            if self.xsk.tx_outstanding() >= MAX_OUTSTANDING {
+            if self.xsk.tx_outstanding() >= self.max_outstanding {
                 return None;
             }
         }

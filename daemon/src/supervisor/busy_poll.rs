@@ -2,7 +2,7 @@
 //!
 //! **What it takes.** The kernel goes round for who receives from a socket, if that has received through the queue before
 //! (`SO_INCOMING_NAPI_ID`). An AF_XDP socket is told at its bind, by drivers that say which NAPI instance a queue has; veth does not (6.18). So there is a
-//! UDP socket per queue for nothing else, which the XDP program sends one frame of ours as a datagram: the first time only, and lost
+//! UDP socket per queue for nothing else, which the XDP program sends one frame of ours as a datagram: the first time only (or three times in vain), and lost
 //! for the transport, which sends it again. After that a filter keeps everything out of it.
 //!
 //! **Order.** To begin: the instance is deferred, then the engine told; frames of the time in between wait for at most [`DEFERRAL`]. To end: the
@@ -17,7 +17,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 
 use super::Supervisor;
 use super::config::BusyPolling;
@@ -148,13 +148,7 @@ impl PolledSocket {
             return Err(io::Error::last_os_error());
         }
         // What is there already: little, as there is no room for more.
-        while rustix::net::recv(
-            &self.fd,
-            &mut [0u8; 1][..],
-            rustix::net::RecvFlags::DONTWAIT,
-        )
-        .is_ok()
-        {}
+        while rustix::net::recv(&self.fd, &mut [0u8; 1][..], RecvFlags::DONTWAIT).is_ok() {}
         Ok(())
     }
 }
@@ -225,17 +219,13 @@ impl Supervisor {
             return;
         };
         let (was_on, queue) = (engine.busy_poll.on, engine.index);
-        if !wanted {
+        if !wanted || engine.busy_poll.refused || !self.may_poll() {
             self.end_polling(index);
             // Also an engine that a predecessor of ours let begin.
             return self.tell_active(index, &ToEngine::BusyPoll { on: false }, Vec::new());
         }
         let now = Instant::now();
-        let too_soon = (engine.busy_poll.asked).is_some_and(|asked| now - asked < PAUSE);
-        if engine.busy_poll.refused || !self.may_poll() {
-            return self.tell_active(index, &ToEngine::BusyPoll { on: false }, Vec::new());
-        }
-        if too_soon {
+        if (engine.busy_poll.asked).is_some_and(|asked| now - asked < PAUSE) {
             return;
         }
         if let Some(engine) = self.engines.get_mut(index) {

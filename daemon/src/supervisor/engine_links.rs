@@ -107,6 +107,7 @@ impl Supervisor {
             default_timeout_ms: config.default_timeout_ms,
             transport: config.transport.clone(),
             first_epoch: engine.epoch_seen.wrapping_add(1),
+            veth: config.interface_facts.veth,
         }
     }
 

@@ -26,7 +26,7 @@ const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 const TX_BUDGET: u32 = 256;
 
 /// Memory of the kernel's for frames of ours that nobody has taken yet, in copy mode: the default holds 13 of 9,000 bytes.
-const SEND_MEMORY: libc::c_int = 4 << 20;
+const SEND_MEMORY: usize = 4 << 20;
 
 /// How often a busy queue is tried again: release takes about 16 ms.
 const BUSY_RETRY: Duration = Duration::from_millis(1);
@@ -185,21 +185,8 @@ fn raise_tx_budget(fd: BorrowedFd<'_>, tx_ring: u32) {
 
 /// Best effort: without CAP_NET_ADMIN as much as the administrator allows everybody.
 fn raise_send_memory(fd: BorrowedFd<'_>) {
-    let bytes: libc::c_int = SEND_MEMORY;
-    for option in [libc::SO_SNDBUFFORCE, libc::SO_SNDBUF] {
-        // SAFETY: the value is a live int of the length given.
-        let set = unsafe {
-            libc::setsockopt(
-                fd.as_raw_fd(),
-                libc::SOL_SOCKET,
-                option,
-                (&raw const bytes).cast(),
-                size_of::<libc::c_int>() as libc::socklen_t,
-            )
-        };
-        if set == 0 {
-            break;
-        }
+    if sockopt::set_socket_send_buffer_size_force(fd, SEND_MEMORY).is_err() {
+        let _ = sockopt::set_socket_send_buffer_size(fd, SEND_MEMORY);
     }
 }
 
