@@ -94,6 +94,9 @@ pub struct EngineConfig {
     /// The interface is one end of a veth pair: frames that its other end has not taken yet are still with the kernel.
     #[serde(default)]
     pub veth: bool,
+    /// Going round for frames is ended where it brings no more of them.
+    #[serde(default)]
+    pub compares_polling: bool,
 }
 
 /// How a UMEM of at most `frames` frames is divided and how large the rings are: `rx_frames` to receive, the rest in slots that hold

@@ -5,6 +5,7 @@ pub mod credit_budget;
 pub mod doctor;
 pub mod engine;
 pub mod engine_link;
+mod ethtool;
 pub mod exporter;
 pub mod image;
 pub mod logging;

@@ -5,6 +5,7 @@
 //! | `limit-raw-xdp` | two processes, a core each, spinning; frames out of and into AF_XDP sockets | no daemon is faster than its wire |
 //! | `limit-relay` | on each core a relay process and an application, which pass messages over shared memory and give the core away with `sched_yield`; relays hand them on as frames | what a daemon costs before it does anything |
 //! | `limit-relay-crc` | the same; each relay copies every payload once and computes its CRC32C | what a *reliable* daemon costs before it does anything |
+//! | `limit-relay-crc-polled` | the same; relays go round for frames themselves (`polling.rs`) | what it costs one whose engines do so |
 //!
 //! None of them resends or orders anything, and none could be used: a lost frame is lost. They send no more than the other end has room
 //! for (`window.rs`), so that none is lost; should one be, that is reported ([`crate::actor::Flow::missed`]).
@@ -12,6 +13,7 @@
 //! On xsk-rs, so that the limit shares no code, and no mistake, with what is held against it.
 
 mod client;
+mod polling;
 mod relay;
 mod shared;
 mod socket;
@@ -23,6 +25,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use client::Client;
+pub use polling::PORT as POLLED_PORT;
 pub use relay::run as relay;
 pub use shared::create;
 pub use wire::Raw;
@@ -38,6 +41,8 @@ pub struct WireRole {
     pub peer: [u8; 6],
     /// Of both.
     pub mtu: u32,
+    /// Who receives goes round for frames.
+    pub polled: bool,
 }
 
 /// What relays do to payloads.

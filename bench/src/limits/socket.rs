@@ -15,6 +15,7 @@ use xsk_rs::config::{BindFlags, LibxdpFlags, QueueSize, SocketConfig, UmemConfig
 use xsk_rs::{CompQueue, FillQueue, FrameDesc, RxQueue, Socket as Xsk, TxQueue, Umem};
 
 use super::WireRole;
+use super::polling::Polling;
 use super::window::{STAMP, Stamp, Window};
 
 /// Entries of every ring, and chunks to send from.
@@ -123,6 +124,7 @@ pub struct Socket {
     /// The next piece continues a frame.
     inside: bool,
     window: Window,
+    polling: Option<Polling>,
 }
 
 impl Socket {
@@ -204,6 +206,10 @@ impl Socket {
             scratch: vec![blank; BATCH],
             inside: false,
             window: Window::default(),
+            polling: role
+                .polled
+                .then(|| Polling::open(&role.interface))
+                .transpose()?,
         })
     }
 
@@ -294,7 +300,14 @@ impl Socket {
     /// Hands what has come, at most a batch, to `piece`: with the label where a frame begins. Whether anything came.
     pub fn receive(&mut self, mut piece: impl FnMut(Option<Label>, &[u8])) -> bool {
         // SAFETY: a ring of our UMEM; each chunk that comes out of it goes into the fill ring again.
-        let count = unsafe { self.rx.consume(&mut self.scratch) };
+        let mut count = unsafe { self.rx.consume(&mut self.scratch) };
+        if count == 0
+            && let Some(polling) = &self.polling
+        {
+            polling.go_round();
+            // SAFETY: as above.
+            count = unsafe { self.rx.consume(&mut self.scratch) };
+        }
         for chunk in &self.scratch[..count] {
             // SAFETY: the chunk came out of the receive ring, so nobody writes it; the length is what the kernel wrote.
             let data = unsafe { self.umem.data(chunk) };

@@ -1,14 +1,19 @@
 //! The limits as subjects.
 
+use std::net::UdpSocket;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 
+use super::offloads::{Offloads, Switched};
 use super::{About, Figure, Pair, Scene, Side, Started, Subject};
 use crate::actor::{Actor, Role};
 use crate::cases::Case;
-use crate::limits::{self, ClientRole, Form, RelayRole};
+use crate::limits::{self, ClientRole, Form, RelayRole, WireRole};
+
+const BETWEEN_DATAGRAMS: Duration = Duration::from_millis(5);
 
 /// All limits.
 pub fn all() -> Vec<Box<dyn Subject>> {
@@ -16,6 +21,7 @@ pub fn all() -> Vec<Box<dyn Subject>> {
         Box::new(RawXdp),
         Box::new(Relay(Form::Bare)),
         Box::new(Relay(Form::Checked)),
+        Box::new(PolledRelay),
     ]
 }
 
@@ -49,6 +55,7 @@ impl Subject for RawXdp {
             pair: Pair { one, two },
             _relays: Vec::new(),
             _memories: Vec::new(),
+            _polled: None,
         }))
     }
 }
@@ -82,41 +89,110 @@ impl Subject for Relay {
     }
 
     fn start<'a>(&'a self, scene: &'a Scene<'a>, _: &[Case]) -> Result<Box<dyn Started + 'a>> {
-        let node = |side| -> Result<(OwnedFd, Actor, Actor)> {
-            let (descriptor, memory) = limits::create()?;
-            let relay = Role::Relay(RelayRole {
-                wire: scene.wire(side)?,
-                memory: memory.clone(),
-                form: self.0,
-            });
-            let mut command = scene.actor(side);
-            // As engines are started.
-            command.env("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
-            let relay = Actor::start(self.name(), command, &relay)?;
-            let client = Role::Client(ClientRole { memory });
-            let client = Actor::start(self.name(), scene.actor(side), &client)?;
-            Ok((descriptor, relay, client))
-        };
-        let (memory_two, relay_two, two) = node(Side::Two)?;
-        let (memory_one, relay_one, one) = node(Side::One)?;
-        Ok(Box::new(Running {
-            pair: Pair {
-                one: vec![one],
-                two,
-            },
-            _relays: vec![relay_one, relay_two],
-            _memories: vec![memory_one, memory_two],
-        }))
+        Ok(Box::new(relays(self.name(), scene, self.0, None)?))
     }
 }
 
-struct Running {
+/// `limit-relay-crc-polled`: the receiver goes round for frames itself, as Portolan's engines do in streams.
+struct PolledRelay;
+
+impl Subject for PolledRelay {
+    fn name(&self) -> &'static str {
+        "limit-relay-crc-polled"
+    }
+
+    fn about(&self) -> About {
+        let relay = Relay(Form::Checked).about();
+        About {
+            version: relay.version,
+            command: format!(
+                "{}; ethtool -K gro on; side two's NAPI instance deferred and polled by its relay",
+                relay.command
+            ),
+        }
+    }
+
+    fn offers(&self, case: &Case) -> bool {
+        matches!(case, Case::Stream { .. })
+    }
+
+    fn start<'a>(&'a self, scene: &'a Scene<'a>, _: &[Case]) -> Result<Box<dyn Started + 'a>> {
+        let switched = Switched::to(Offloads::Polled, scene)?;
+        let relays = || relays(self.name(), scene, Form::Checked, Some(switched));
+        Ok(Box::new(with_datagrams(scene, relays)?))
+    }
+}
+
+/// Does this while side two is sent datagrams.
+fn with_datagrams<T>(scene: &Scene<'_>, what: impl FnOnce() -> Result<T>) -> Result<T> {
+    let [one, two] = [Side::One, Side::Two].map(|side| scene.node(side));
+    let over = AtomicBool::new(false);
+    let send = || -> Result<()> {
+        let socket = UdpSocket::bind((one.ipv4(), 0))?;
+        while !over.load(Ordering::Relaxed) {
+            // Nobody listens yet, or not any more.
+            let _ = socket.send_to(b"look", (two.ipv4(), limits::POLLED_PORT));
+            std::thread::sleep(BETWEEN_DATAGRAMS);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(|| one.in_namespace(send));
+        let result = what();
+        over.store(true, Ordering::Relaxed);
+        let sent = sender.join();
+        sent.map_err(|_| anyhow!("the thread that sends datagrams panicked"))???;
+        result
+    })
+}
+
+fn relays<'a>(
+    name: &str,
+    scene: &'a Scene<'a>,
+    form: Form,
+    polled: Option<Switched<'a>>,
+) -> Result<Running<'a>> {
+    let node = |side| -> Result<(OwnedFd, Actor, Actor)> {
+        let (descriptor, memory) = limits::create()?;
+        let wire = WireRole {
+            polled: polled.is_some() && side == Side::Two,
+            ..scene.wire(side)?
+        };
+        let relay = Role::Relay(RelayRole {
+            wire,
+            memory: memory.clone(),
+            form,
+        });
+        let mut command = scene.actor(side);
+        // As engines are started.
+        command.env("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
+        let relay = Actor::start(name, command, &relay)?;
+        let client = Role::Client(ClientRole { memory });
+        let client = Actor::start(name, scene.actor(side), &client)?;
+        Ok((descriptor, relay, client))
+    };
+    let (memory_two, relay_two, two) = node(Side::Two)?;
+    let (memory_one, relay_one, one) = node(Side::One)?;
+    Ok(Running {
+        pair: Pair {
+            one: vec![one],
+            two,
+        },
+        _relays: vec![relay_one, relay_two],
+        _memories: vec![memory_one, memory_two],
+        _polled: polled,
+    })
+}
+
+struct Running<'a> {
     pair: Pair,
     _relays: Vec<Actor>,
     _memories: Vec<OwnedFd>,
+    /// Longer than they run.
+    _polled: Option<Switched<'a>>,
 }
 
-impl Started for Running {
+impl Started for Running<'_> {
     fn measure(&mut self, case: &Case, lasting: Duration) -> Result<Vec<Figure>> {
         self.pair.measure(case, lasting)
     }

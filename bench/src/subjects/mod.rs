@@ -154,7 +154,7 @@ pub fn all() -> Vec<Box<dyn Subject>> {
     let mut subjects: Vec<Box<dyn Subject>> = vec![
         Box::new(portolan::Portolan::AllQueues),
         Box::new(portolan::Portolan::Ethernet),
-        Box::new(portolan::Portolan::Polling),
+        Box::new(portolan::Portolan::Unpolled),
         Box::new(portolan::Portolan::Blocking),
         Box::new(portolan::Portolan::OneEngine),
     ];

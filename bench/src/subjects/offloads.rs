@@ -22,7 +22,7 @@ pub enum Offloads {
     All,
     /// Checksums are left out, streams cross in frames.
     NoSegments,
-    /// Nothing, but frames have a NAPI instance.
+    /// Nothing, but frames have a NAPI instance, and at side two it leaves going round to whoever polls.
     Polled,
     /// Nothing.
     None,
@@ -43,13 +43,18 @@ impl Offloads {
 /// Interfaces that do something else than a lab's usually do. Dropping it changes them back.
 pub struct Switched<'a> {
     scene: &'a Scene<'a>,
+    deferred: bool,
 }
 
 impl<'a> Switched<'a> {
     /// Both interfaces.
     pub fn to(offloads: Offloads, scene: &'a Scene<'a>) -> Result<Self> {
-        let switched = Self { scene };
+        let deferred = offloads == Offloads::Polled;
+        let switched = Self { scene, deferred };
         switched.switch(offloads)?;
+        if deferred {
+            switched.defer(true)?;
+        }
         switched.wait_until_up()?;
         Ok(switched)
     }
@@ -82,12 +87,29 @@ impl<'a> Switched<'a> {
         }
         Ok(())
     }
+
+    /// Whether the kernel goes round at side two while somebody else does. `ip netns exec` mounts sysfs for the namespace.
+    fn defer(&self, to: bool) -> Result<()> {
+        let node = self.scene.node(Side::Two);
+        let (rounds, pause_ns) = if to { (1, 2_000_000) } else { (0, 0) };
+        let script = format!(
+            "cd /sys/class/net/{} && echo {rounds} > napi_defer_hard_irqs && echo {pause_ns} > gro_flush_timeout",
+            node.interface()
+        );
+        let mut command = node.command("sh");
+        command.args(["-c", &script]);
+        process::run_ok(&mut command, STEP).map(drop)
+    }
 }
 
 impl Drop for Switched<'_> {
     fn drop(&mut self) {
         // Who is told to stop takes the lab down anyway.
-        if let Err(error) = self.switch(Offloads::None)
+        let restored = match self.deferred {
+            true => self.defer(false),
+            false => Ok(()),
+        };
+        if let Err(error) = restored.and_then(|()| self.switch(Offloads::None))
             && !cancel::requested()
         {
             eprintln!("interfaces keep their offloads: {error:#}");

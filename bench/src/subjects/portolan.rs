@@ -8,7 +8,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use portolan_testbed::Daemon;
 
-use super::offloads::{Offloads, Switched};
 use super::pair::{histogram, nanoseconds};
 use super::{About, Figure, Pair, Scene, Side, Started, Subject, metric, unit};
 use crate::actor::{Actor, Answer, Job, Order, PortRole, Role};
@@ -20,7 +19,7 @@ const PORT: u16 = 10;
 const GRACE: Duration = Duration::from_secs(10);
 
 /// `portolan`: an engine for each queue. `portolan-ethernet`: the same in Ethernet frames without IP and UDP, as the limits' are.
-/// `portolan-polling`: the same on interfaces with a NAPI instance, so that engines go round for frames themselves when there are many.
+/// `portolan-unpolled`: the same, and engines never go round for frames themselves, as the limits do not.
 /// `portolan-blocking`: as it is installed, for applications that leave waiting to the library. `portolan-one-engine`: one engine for the first queue,
 /// whatever there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +28,8 @@ pub enum Portolan {
     AllQueues,
     /// Without IP and UDP.
     Ethernet,
-    /// Engines may go round for frames themselves.
-    Polling,
+    /// Frames come by themselves.
+    Unpolled,
     /// Everything waits by default.
     Blocking,
     /// One engine.
@@ -42,7 +41,7 @@ impl Subject for Portolan {
         match self {
             Self::AllQueues => "portolan",
             Self::Ethernet => "portolan-ethernet",
-            Self::Polling => "portolan-polling",
+            Self::Unpolled => "portolan-unpolled",
             Self::Blocking => "portolan-blocking",
             Self::OneEngine => "portolan-one-engine",
         }
@@ -52,7 +51,10 @@ impl Subject for Portolan {
         let (wait, rest) = match self {
             Self::AllQueues | Self::OneEngine => ("\"yield\"", "UDP over IPv4"),
             Self::Ethernet => ("\"yield\"", "[cluster] encap = \"ethernet\""),
-            Self::Polling => ("\"yield\"", "UDP over IPv4; ethtool -K gro on"),
+            Self::Unpolled => (
+                "\"yield\"",
+                "UDP over IPv4; [network] busy_poll = \"never\"",
+            ),
             Self::Blocking => (
                 "\"adaptive\" (its default)",
                 "UDP over IPv4; applications in Port::wait with PortOptions::default()",
@@ -72,10 +74,11 @@ impl Subject for Portolan {
         match self {
             Self::AllQueues => true,
             // What is held against a limit's frames; N/2 and the curves are the default's.
-            Self::Ethernet | Self::Polling => matches!(
+            Self::Ethernet => matches!(
                 case,
                 Case::PingPong { .. } | Case::Rate { .. } | Case::Stream { .. }
             ),
+            Self::Unpolled => matches!(case, Case::Stream { .. }),
             Self::Blocking => matches!(case, Case::PingPong { .. } | Case::Rate { .. }),
             Self::OneEngine => matches!(case, Case::Queues { .. }),
         }
@@ -97,14 +100,14 @@ impl Subject for Portolan {
             Self::Ethernet => "ethernet",
             _ => "udp",
         };
-        let offloads = match self {
-            Self::Polling => Some(Switched::to(Offloads::Polled, scene)?),
-            _ => None,
+        let busy_poll = match self {
+            Self::Unpolled => "never",
+            _ => "auto",
         };
         let daemon = |side| {
             let cores = vec![scene.core(side); queues.len()];
             let overrides = format!(
-                "[cluster]\nencap = \"{encap}\"\n[network]\nqueues = {queues:?}\n[engine]\nwait = \"{}\"\ncores = {cores:?}\n",
+                "[cluster]\nencap = \"{encap}\"\n[network]\nqueues = {queues:?}\nbusy_poll = \"{busy_poll}\"\n[engine]\nwait = \"{}\"\ncores = {cores:?}\n",
                 wait.name(),
             );
             scene.node(side).start_daemon(&overrides)
@@ -114,7 +117,6 @@ impl Subject for Portolan {
             blocks: *self == Self::Blocking,
             applications: None,
             daemons,
-            _offloads: offloads,
             scene,
         }))
     }
@@ -126,8 +128,6 @@ struct Running<'a> {
     /// Those that are running, and how many senders with how many ports they are.
     applications: Option<((u16, u16), Pair)>,
     daemons: [Daemon; 2],
-    /// For as long as they run.
-    _offloads: Option<Switched<'a>>,
     scene: &'a Scene<'a>,
 }
 

@@ -120,6 +120,7 @@ impl<'a> Scene<'a> {
             mac: parse_mac(&mac)?,
             peer: parse_mac(&peer)?,
             mtu: self.mtu(),
+            polled: false,
         })
     }
 }

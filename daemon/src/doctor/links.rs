@@ -221,7 +221,7 @@ fn company(link: &LinkFacts, links: &[LinkFacts], findings: &mut Findings) {
         .iter()
         .filter(|other| other.parent == Some(link.index) && other.kind.as_deref() == Some("vlan"));
     let vlans: Vec<&str> = vlans.map(|vlan| vlan.name.as_str()).collect();
-    let Ok(ethtool) = super::ethtool::Ethtool::new(name) else {
+    let Ok(ethtool) = crate::ethtool::Ethtool::new(name) else {
         return;
     };
     if !vlans.is_empty() && ethtool.offloads().rxvlan {

@@ -9,7 +9,6 @@
 //! Facts come from rtnetlink, `SIOCETHTOOL` and `/sys`; no other program is run.
 
 mod daemon;
-mod ethtool;
 mod links;
 mod neighbours;
 mod nic;

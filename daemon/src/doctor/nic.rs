@@ -1,9 +1,9 @@
 //! The NIC behind the interface: its driver, its offloads, and whether frames reach the queues that engines serve.
 
-use super::ethtool::{Ethtool, Offloads};
 use super::links::LinkFacts;
 use super::{Findings, Patient};
 use crate::engine_link::Encap;
+use crate::ethtool::{Ethtool, Offloads};
 use crate::supervisor::config::Config;
 
 /// Drivers known to do AF_XDP zero-copy (Documentation/networking/af_xdp.rst, kernel 6.6).

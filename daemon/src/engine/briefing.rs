@@ -304,7 +304,7 @@ impl Standby {
                 wedge: Wedge::default(),
                 filled_for: None,
                 last_kick: KickOutcome::Idle,
-                busy_poll: BusyPoll::default(),
+                busy_poll: BusyPoll::new(self.config.compares_polling),
                 tap,
             },
             ledger: self.ledger,

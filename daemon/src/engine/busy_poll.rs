@@ -8,15 +8,21 @@
 //! is a system call, and a frame waits for it, so this is for when there are many: an engine that sees many asks its supervisor, which may do what it
 //! takes (`supervisor/busy_poll.rs`), and goes round from the answer on until it is told otherwise.
 //!
+//! Whether that brings more depends on who is busier: several senders spread the kernel's work over their cores, and one receiver would do all of it. So
+//! an engine counts frames before and after, and asks to be let off if there are not more ([`Judge`]); it tries again later, and now and then while it goes
+//! round, as senders come and go.
+//!
 //! | | frames come by themselves | we go round |
 //! |---|---|---|
 //! | many for [`WARM`] looks | ask | |
 //! | few for [`CALM`] looks | | ask to be let off |
+//! | not more frames after [`TRIAL`] looks than before | | ask to be let off, for [`BELIEVED_NS`] and longer |
+//! | more, for [`BELIEVED_NS`] and longer | | ask to be let off, to compare anew |
 //! | told so | begin | once more, for what came meanwhile; end |
 //!
 //! A look is what counts a millisecond of work. An engine that goes round does not sleep: nobody else would see a frame come.
 //!
-//! **Rejected.** To go by bytes: what it costs is a system call and a queue per frame, and frames of 9,000 bytes are not faster for it (docs/tuning.md).
+//! **Rejected.** To go by bytes or by the kind of work: what it brings is a matter of cores, and these are not ours to see.
 
 use std::os::fd::OwnedFd;
 
@@ -27,14 +33,21 @@ use rustix::net::RecvFlags;
 const MANY: u64 = 200;
 const FEW: u64 = 60;
 /// Looks in a row.
-const WARM: u32 = 2;
+const WARM: u32 = 16;
 const CALM: u32 = 4;
+/// Looks that are compared with those before; the first ones are not, as what comes then had been kept back.
+const TRIAL: u32 = 32;
+const SETTLING: u32 = 8;
+/// It pays if there are more than nine frames for eight of before.
+const BETTER: (u64, u64) = (9, 8);
+/// How long what came of a trial is believed: twice as long each time that the same comes of the next, up to the other.
+const BELIEVED_NS: Nanos = 1_000_000_000;
+const LONGEST_NS: Nanos = 16_000_000_000;
 /// Between two questions at first, which may find the supervisor learning; twice as long after each, up to the other.
 const PAUSE_NS: Nanos = 5_000_000;
 const LONG_PAUSE_NS: Nanos = 1_000_000_000;
 
 /// Whether we go round, and whether it would be worth it.
-#[derive(Default)]
 pub struct BusyPoll {
     /// Polled; `None`: frames come by themselves.
     socket: Option<OwnedFd>,
@@ -44,9 +57,131 @@ pub struct BusyPoll {
     in_a_row: u32,
     ask_at: Nanos,
     pause: Nanos,
+    judge: Option<Judge>,
+}
+
+/// Frames over some time.
+#[derive(Clone, Copy, Default)]
+struct Rate {
+    frames: u64,
+    ns: Nanos,
+}
+
+impl Rate {
+    fn add(&mut self, frames: u64, ns: Nanos) {
+        self.frames = self.frames.saturating_add(frames);
+        self.ns = self.ns.saturating_add(ns);
+    }
+
+    /// Counts what was long ago for less.
+    fn fade(&mut self) {
+        if self.ns > u64::from(2 * TRIAL) * 1_000_000 {
+            (self.frames, self.ns) = (self.frames / 2, self.ns / 2);
+        }
+    }
+
+    /// Whether it is better by [`BETTER`].
+    fn beats(self, other: Self) -> bool {
+        let (nine, eight) = BETTER;
+        let ours = u128::from(self.frames) * u128::from(other.ns) * u128::from(eight);
+        let theirs = u128::from(other.frames) * u128::from(self.ns) * u128::from(nine);
+        ours > theirs
+    }
+}
+
+/// What came of a trial.
+#[derive(Clone, Copy, Default)]
+enum Verdict {
+    #[default]
+    Open,
+    /// For so long.
+    Pays(Nanos),
+    DoesNot,
+}
+
+/// Compares what came by itself with what came since we go round.
+#[derive(Default)]
+struct Judge {
+    /// Of looks that were for asking.
+    before: Rate,
+    /// Since it settled.
+    now: Rate,
+    /// Looks since we go round.
+    looks: u32,
+    verdict: Verdict,
+    /// Not asked before.
+    rest_until: Nanos,
+    /// How long the last trial is believed, and what came of it.
+    believed: Nanos,
+    paid: bool,
+}
+
+impl Judge {
+    /// Frames come by themselves, and there are many of them, or not.
+    fn without(&mut self, many: bool, frames: u64, ns: Nanos) {
+        if many {
+            self.before.add(frames, ns);
+            self.before.fade();
+        } else {
+            self.before = Rate::default();
+        }
+    }
+
+    /// We go round. Says if we should not any more.
+    fn with(&mut self, now: Nanos, frames: u64, ns: Nanos) -> bool {
+        match self.verdict {
+            Verdict::Open => {}
+            Verdict::Pays(until) => return now >= until,
+            Verdict::DoesNot => return true,
+        }
+        self.looks = self.looks.saturating_add(1);
+        if self.looks <= SETTLING {
+            return false;
+        }
+        self.now.add(frames, ns);
+        if self.looks < SETTLING + TRIAL {
+            return false;
+        }
+        let pays = self.now.beats(self.before);
+        let longer = if pays == self.paid {
+            2 * self.believed
+        } else {
+            0
+        };
+        self.believed = longer.clamp(BELIEVED_NS, LONGEST_NS);
+        self.paid = pays;
+        let until = now.saturating_add(self.believed);
+        if pays {
+            self.verdict = Verdict::Pays(until);
+        } else {
+            self.verdict = Verdict::DoesNot;
+            self.rest_until = until;
+        }
+        !pays
+    }
+
+    /// We begin to, or end.
+    fn changed(&mut self, begins: bool) {
+        (self.looks, self.now, self.verdict) = (0, Rate::default(), Verdict::Open);
+        if !begins {
+            self.before = Rate::default();
+        }
+    }
 }
 
 impl BusyPoll {
+    /// `compares`: ends it where it does not pay.
+    pub fn new(compares: bool) -> Self {
+        Self {
+            socket: None,
+            seen: None,
+            in_a_row: 0,
+            ask_at: 0,
+            pause: 0,
+            judge: compares.then(Judge::default),
+        }
+    }
+
     /// Whether we go round.
     #[inline]
     pub fn is_on(&self) -> bool {
@@ -70,6 +205,11 @@ impl BusyPoll {
             // From now on frames come by themselves; those that came before do not.
             self.go_round();
         }
+        if socket.is_some() != self.is_on()
+            && let Some(judge) = &mut self.judge
+        {
+            judge.changed(socket.is_some());
+        }
         self.socket = socket;
         (self.in_a_row, self.pause) = (0, PAUSE_NS);
         self.ask_at = now.saturating_add(PAUSE_NS);
@@ -78,12 +218,21 @@ impl BusyPoll {
     /// Looks at how many frames have come by now, about each millisecond. Says what to ask for.
     pub fn look(&mut self, now: Nanos, frames: u64) -> Option<bool> {
         let (since, before) = self.seen.replace((now, frames))?;
-        let milliseconds = (now.saturating_sub(since) / 1_000_000).max(1);
-        let per_ms = frames.saturating_sub(before) / milliseconds;
-        let (change, enough) = match self.is_on() {
+        let (frames, ns) = (frames.saturating_sub(before), now.saturating_sub(since));
+        let per_ms = frames / (ns / 1_000_000).max(1);
+        let (mut change, enough) = match self.is_on() {
             true => (per_ms < FEW, CALM),
             false => (per_ms >= MANY, WARM),
         };
+        if let Some(judge) = &mut self.judge {
+            if self.socket.is_none() {
+                judge.without(change, frames, ns);
+                change &= now >= judge.rest_until;
+            } else if judge.with(now, frames, ns) {
+                // At once.
+                (change, self.in_a_row) = (true, enough);
+            }
+        }
         self.in_a_row = if change { self.in_a_row + 1 } else { 0 };
         if now < self.ask_at {
             return None;
@@ -123,8 +272,8 @@ mod tests {
     }
 
     impl Looks {
-        fn new() -> Self {
-            let mut poll = BusyPoll::default();
+        fn new(compares: bool) -> Self {
+            let mut poll = BusyPoll::new(compares);
             assert_eq!(poll.look(1, 0), None);
             Self {
                 poll,
@@ -150,31 +299,36 @@ mod tests {
         }
     }
 
-    // Few frames, then many that nobody answers for, then an answer; few again, many for a moment, few. Expect: asked at the second look, then ever more
-    // rarely; asked to be let off at the fourth in a row.
+    // Few frames, then many that nobody answers for, then an answer; few again, many for a moment, few. Expect: asked at the look that makes it
+    // enough, then ever more rarely; asked to be let off at the fourth in a row.
     #[test]
     fn it_is_asked_for_when_there_are_many_frames_and_ended_when_there_are_few() {
-        let mut looks = Looks::new();
-        assert_eq!(looks.see(MANY - 1, 100), []);
-        let asked = looks.see(MANY, 2_000);
-        assert_eq!(asked[..4], [(2, true), (7, true), (17, true), (37, true)]);
-        assert!(asked.len() < 12, "{asked:?}");
-        let last = asked.windows(2).last().unwrap();
-        assert!(last[1].0 - last[0].0 <= 1_000, "{last:?}");
-        looks.told(true);
-        assert_eq!(looks.see(FEW, 50), []);
-        assert_eq!(looks.see(FEW - 1, 3), []);
-        assert_eq!(looks.see(MANY, 1), []);
-        assert_eq!(looks.see(0, 5), [(4, false)]);
-        looks.told(false);
-        assert_eq!(looks.see(0, 100), []);
-        assert_eq!(looks.see(MANY, 2), [(2, true)]);
+        let warm = u64::from(WARM);
+        for compares in [false, true] {
+            let mut looks = Looks::new(compares);
+            assert_eq!(looks.see(MANY - 1, 100), []);
+            let asked = looks.see(MANY, 2_000);
+            let begin = [0, 5, 15, 35].map(|later| (warm + later, true));
+            assert_eq!(asked[..4], begin);
+            assert!(asked.len() < 12, "{asked:?}");
+            let last = asked.windows(2).last().unwrap();
+            assert!(last[1].0 - last[0].0 <= 1_000, "{last:?}");
+            looks.told(true);
+            assert_eq!(looks.see(MANY + MANY / 2, 50), []);
+            assert_eq!(looks.see(FEW, 50), []);
+            assert_eq!(looks.see(FEW - 1, 3), []);
+            assert_eq!(looks.see(MANY, 1), []);
+            assert_eq!(looks.see(0, 5), [(4, false)]);
+            looks.told(false);
+            assert_eq!(looks.see(0, 100), []);
+            assert_eq!(looks.see(MANY, warm), [(warm, true)]);
+        }
     }
 
     // Going round for minutes. Expect: said again each second, and nothing else.
     #[test]
     fn a_new_supervisor_hears_of_it() {
-        let mut looks = Looks::new();
+        let mut looks = Looks::new(false);
         looks.told(true);
         let said = looks.see(MANY, 10_000);
         assert!((9..=10).contains(&said.len()), "{said:?}");
@@ -184,11 +338,56 @@ mod tests {
     // Looks that are late, as after a sleep. Expect: frames are counted per millisecond all the same.
     #[test]
     fn a_late_look_is_no_reason() {
-        let mut looks = Looks::new();
-        for _ in 0..10 {
+        let mut looks = Looks::new(false);
+        for _ in 0..100 {
             looks.now += 100 * MS;
             looks.frames += 10 * MANY;
             assert_eq!(looks.poll.look(looks.now, looks.frames), None);
         }
+    }
+
+    // Many frames, and not one in eight more when we go round for them, again and again; what had been kept back comes at once. Expect: asked to be let off
+    // after a trial, and once more at each pause until somebody answers; the next trial after a second of rest, after two, at most after sixteen.
+    #[test]
+    fn what_does_not_pay_is_ended_and_tried_more_rarely() {
+        let (warm, trial) = (u64::from(WARM), u64::from(SETTLING + TRIAL));
+        let mut looks = Looks::new(true);
+        assert_eq!(looks.see(800, warm), [(warm, true)]);
+        for rest in [1_000, 2_000, 4_000, 8_000, 16_000, 16_000] {
+            looks.told(true);
+            assert_eq!(looks.see(5_000, u64::from(SETTLING)), []);
+            let asked = looks.see(899, u64::from(TRIAL) + 14);
+            let at = u64::from(TRIAL);
+            assert_eq!(asked, [(at, false), (at + 5, false)], "{trial}");
+            looks.told(false);
+            let asked = looks.see(800, 2 * rest);
+            let (first, begins) = asked[0];
+            assert!(begins && asked.iter().all(|(_, on)| *on));
+            // The rest began at the verdict, fourteen looks ago.
+            assert_eq!(first, rest - 14 + warm - 1);
+        }
+    }
+
+    // One frame in eight more, after many, again and again; then the same as before. Expect: it goes on for a second, two, at most sixteen, each time then
+    // compared with what comes by itself.
+    #[test]
+    fn what_pays_goes_on_and_is_compared_anew() {
+        let (warm, trial) = (u64::from(WARM), u64::from(SETTLING + TRIAL));
+        let mut looks = Looks::new(true);
+        assert_eq!(looks.see(400, 500).len(), 7);
+        assert_eq!(looks.see(800, 2 * u64::from(TRIAL)), []);
+        for good in [1_000, 2_000, 4_000, 8_000, 16_000, 16_000] {
+            looks.told(true);
+            let said = looks.see(901, trial + good);
+            let (last, said) = said.split_last().unwrap();
+            assert_eq!(*last, (trial + good, false));
+            assert!(said.iter().all(|(_, on)| *on));
+            looks.told(false);
+            assert_eq!(looks.see(800, warm), [(warm, true)]);
+        }
+        looks.told(true);
+        assert_eq!(looks.see(899, trial), [(trial, false)]);
+        looks.told(false);
+        assert_eq!(looks.see(800, 1_000 + warm - 1), [(1_000 + warm - 1, true)]);
     }
 }

@@ -412,6 +412,7 @@ pub(super) mod tests {
             transport: crate::transport_policy::TransportPolicy::default(),
             first_epoch: 0,
             veth: false,
+            compares_polling: false,
         }
     }
 

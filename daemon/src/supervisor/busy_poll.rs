@@ -3,7 +3,7 @@
 //! **What it takes.** The kernel goes round for who receives from a socket, if that has received through the queue before
 //! (`SO_INCOMING_NAPI_ID`). An AF_XDP socket is told at its bind, by drivers that say which NAPI instance a queue has; veth does not (6.18). So there is a
 //! UDP socket per queue for nothing else, which the XDP program sends one frame of ours as a datagram: the first time only (or three times in vain), and lost
-//! for the transport, which sends it again. After that a filter keeps everything out of it.
+//! for the transport, which sends it again. After that a filter keeps everything out of it. Where the interface has no instance, it is given one (`gro.rs`).
 //!
 //! **Order.** To begin: the instance is deferred, then the engine told; frames of the time in between wait for at most [`DEFERRAL`]. To end: the
 //! instance is let loose, then the engine told, which goes round once more, as an instance that is deferred does not notice by
@@ -206,11 +206,12 @@ impl Supervisor {
         }
     }
 
-    /// Frames come by themselves again, for whoever comes after us. Engines say within a second or so that they go round.
+    /// Frames come by themselves again, for whoever comes after us; perhaps nobody does. Engines say within a second or so that they go round.
     pub(super) fn leave_polling(&mut self) {
         for index in 0..self.engines.len() {
             self.end_polling(index);
         }
+        self.end_gro();
     }
 
     /// An engine asks to go round itself, or to be let off.
@@ -231,7 +232,7 @@ impl Supervisor {
         if let Some(engine) = self.engines.get_mut(index) {
             engine.busy_poll.asked = Some(now);
         }
-        match self.begin_polling(index) {
+        match self.begin_polling(index, now) {
             // It says so again: the instance is still there.
             Ok(Some(_)) if was_on => {}
             Ok(Some(socket)) => {
@@ -254,19 +255,24 @@ impl Supervisor {
         }
     }
 
+    /// Whether engines may at all.
     fn may_poll(&self) -> bool {
-        self.config.busy_polling == BusyPolling::Auto && self.config.interface_facts.veth
+        self.config.busy_polling != BusyPolling::Never && self.config.interface_facts.veth
     }
 
     /// The socket to poll, if everything is in place.
-    fn begin_polling(&mut self, index: usize) -> io::Result<Option<Arc<OwnedFd>>> {
+    fn begin_polling(&mut self, index: usize, now: Instant) -> io::Result<Option<Arc<OwnedFd>>> {
+        let mut napi = Napi::new()?;
+        let instances = napi.of_interface(self.config.interface_facts.index)?;
+        let instances: Vec<u32> = instances.into_iter().map(|(id, _)| id).collect();
+        if instances.is_empty() {
+            self.switch_gro_on(now)?;
+            return Ok(None);
+        }
         let Some(engine) = self.engines.get_mut(index) else {
             return Ok(None);
         };
         let poll = &mut engine.busy_poll;
-        let mut napi = Napi::new()?;
-        let instances = napi.of_interface(self.config.interface_facts.index)?;
-        let instances: Vec<u32> = instances.into_iter().map(|(id, _)| id).collect();
         if instances != poll.tried {
             (poll.errands, poll.tried) = (0, instances.clone());
         }
@@ -276,7 +282,8 @@ impl Supervisor {
         }
         let Some(instance) = known.filter(|id| instances.contains(id)) else {
             (poll.socket, poll.on) = (None, false);
-            if instances.is_empty() || poll.errands >= ERRANDS {
+            if poll.errands >= ERRANDS {
+                self.gro.is_in_vain(now);
                 return Ok(None);
             }
             poll.errands += 1;
@@ -284,6 +291,7 @@ impl Supervisor {
             let steering = &mut self.steering;
             let sent = steering.send_on_errand(engine.nic_queue, socket.port);
             poll.socket = Some(socket);
+            self.gro.is_of_use(now);
             return sent.map(|()| None).map_err(io::Error::other);
         };
         let Some(socket) = &poll.socket else {
@@ -300,6 +308,7 @@ impl Supervisor {
             Err(error) => return Err(error),
         }
         poll.on = true;
+        self.gro.is_of_use(now);
         Ok(Some(Arc::clone(&socket.fd)))
     }
 

@@ -108,6 +108,7 @@ impl Supervisor {
             transport: config.transport.clone(),
             first_epoch: engine.epoch_seen.wrapping_add(1),
             veth: config.interface_facts.veth,
+            compares_polling: config.busy_polling == super::config::BusyPolling::Auto,
         }
     }
 

@@ -22,7 +22,7 @@
 //! | `neighbours.rs`, `netlink.rs` | which MAC a peer has |
 //! | `interface.rs`, `interface_events.rs` | what becomes of the interface |
 //! | `steering.rs` | the XDP program |
-//! | `busy_poll.rs`, `napi.rs` | engines that go round for frames themselves |
+//! | `busy_poll.rs`, `napi.rs`, `gro.rs` | engines that go round for frames themselves |
 //! | `reload.rs`, `alive.rs` | the configuration read again; the service manager's watchdog |
 //! | `discovery/`, `drain.rs`, `notes.rs` | who else is there; leaving without loss; what a successor must know of both |
 //! | `store/` | what survives the supervisor, and going on with it |
@@ -43,6 +43,7 @@ pub mod escalation;
 pub mod events;
 mod exporter_process;
 mod foundation;
+mod gro;
 pub mod histogram;
 mod interface;
 mod interface_events;
@@ -95,6 +96,7 @@ use discovery::Discovery;
 use engines::{Engine, EngineState};
 use events::{Event, Events, Kind};
 use exporter_process::Exporter;
+use gro::Gro;
 use interface::Interface;
 use interface_events::Looks;
 use kernel::Support;
@@ -192,6 +194,7 @@ pub struct Supervisor {
     interface: Interface,
     links: Option<LinkWatch>,
     looks: Looks,
+    gro: Gro,
     ports: Ports,
     clients: Clients,
     events: Events,
@@ -290,6 +293,7 @@ impl Supervisor {
             interface: Interface::new(&interface, parts.mtu),
             links,
             looks: Looks::default(),
+            gro: Gro::default(),
             ports: Ports::default(),
             clients: Clients::default(),
             events: Events::default(),
@@ -325,6 +329,7 @@ impl Supervisor {
         let up = Event::new(Kind::NodeUp, "the supervisor serves").field("node", self.config.node);
         self.events.record(up);
         self.let_loose();
+        self.look_after_gro(now);
         self.look_after_neighbours(now);
         self.look_at_interface(now);
         self.announce(now);
@@ -357,6 +362,7 @@ impl Supervisor {
             return Ok(Ended::Left);
         }
         self.abandon_ports();
+        self.end_gro();
         self.store.clear();
         tracing::info!("stopped");
         Ok(Ended::Stopped)
@@ -412,6 +418,7 @@ impl Supervisor {
             Timer::PeerEvents => self.look_at_peers(now),
             Timer::Peers => self.on_peers_timer(now),
             Timer::Neighbours => self.look_after_neighbours(now),
+            Timer::Gro => self.on_gro_timer(now),
             Timer::Interface => self.on_interface_timer(now),
             Timer::Discovery => self.announce(now),
             Timer::Stop => self.kill_engines(),

@@ -1,4 +1,4 @@
-//! What a supervisor knows, nobody else does, and its successor must: that the node is being drained, and the peers that were found. One
+//! What a supervisor knows, nobody else does, and its successor must: that the node is being drained, that GRO is ours to switch off, and the peers that were found. One
 //! JSON document in a memfd of the store, written anew at every change. A successor that cannot read it begins without.
 
 use std::fs::File;
@@ -22,6 +22,9 @@ pub struct Notes {
     /// No new sends, no new ports.
     #[serde(default)]
     pub draining: bool,
+    /// GRO was switched on by us.
+    #[serde(default)]
+    pub gro: bool,
     /// Peers that were found.
     #[serde(default)]
     pub found: Vec<Route>,
@@ -49,6 +52,7 @@ impl Supervisor {
     pub(super) fn store_notes(&mut self) {
         let notes = Notes {
             draining: self.draining,
+            gro: self.gro.is_ours(),
             found: self.discovery.found().cloned().collect(),
         };
         self.store.remove(&Name::Notes);
@@ -66,6 +70,7 @@ impl Supervisor {
     pub(super) fn adopt_notes(&mut self, fd: OwnedFd) {
         if let Some(notes) = Notes::read(&fd) {
             self.draining = notes.draining;
+            self.gro.adopt(notes.gro);
             for route in notes.found {
                 if self.routes.contains_key(&route.node) || !self.discovery.remember(route.clone())
                 {
@@ -87,6 +92,7 @@ mod tests {
     fn notes_are_read_as_they_are_written() {
         let notes = Notes {
             draining: true,
+            gro: true,
             found: vec![Route {
                 node: 7,
                 name: "seven".into(),

@@ -113,6 +113,8 @@ pub enum Timer {
     Peers,
     /// Neighbours are to be looked after.
     Neighbours,
+    /// GRO that we switched on may be of no use any more.
+    Gro,
     /// The interface is to be looked at.
     Interface,
     /// This node is to announce itself.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::harness::crowd::kill;
 use crate::harness::{Cluster, STEP, until};
 use portolan::{Address, Event, Port, PortOptions, Priority, SendOptions, Status};
-use portolan_testbed::{Encap, Lab, process};
+use portolan_testbed::{DaemonOptions, Encap, Lab, ManagerOptions, Node, process};
 
 /// Bytes of a message, messages under way, buffers for them.
 const BYTES: usize = 256 << 10;
@@ -14,15 +14,28 @@ const UNDER_WAY: usize = 8;
 /// An engine is back, or has noticed what there is to do, within this.
 const NOTICED: Duration = Duration::from_secs(30);
 
+/// Goes round whenever there are many frames, whether that brings more of them or not.
+const ALWAYS: &str = "[network]\nbusy_poll = \"always\"";
+
+fn ethtool(node: &Node, arguments: &[&str]) -> String {
+    let mut command = node.command("ethtool");
+    let (option, features) = arguments.split_first().unwrap();
+    command.arg(option).arg(node.interface()).args(features);
+    process::run_ok(&mut command, STEP).unwrap()
+}
+
 /// A cluster whose interfaces have a NAPI instance each, or none.
 fn cluster(encap: Encap, gro: &str, overrides: &str) -> Cluster {
     let lab = Lab::builder().encap(encap).build().unwrap();
     for node in lab.nodes() {
-        let mut command = node.command("ethtool");
-        command.args(["-K", &node.interface(), "gro", gro]);
-        process::run_ok(&mut command, STEP).unwrap();
+        ethtool(node, &["-K", "gro", gro]);
     }
     Cluster::start_in(lab, |_| overrides.to_owned())
+}
+
+fn has_gro(cluster: &Cluster, node: u16) -> bool {
+    let features = ethtool(cluster.lab.node(node), &["-k"]);
+    features.contains("generic-receive-offload: on")
 }
 
 fn port(cluster: &Cluster, node: u16) -> Port {
@@ -132,7 +145,7 @@ fn errands(cluster: &Cluster, node: u16) -> u64 {
 // engine begins to, and so does its successor, with the instance that is known, then with the new one; not any more when the stream is over; everything came, once and
 // in order.
 fn many_frames_are_gone_round_for(encap: Encap) {
-    let cluster = cluster(encap, "on", "");
+    let cluster = cluster(encap, "on", ALWAYS);
     stream(&cluster, |came| {
         let pid = wait_polled(&cluster, 2, true, None);
         kill(pid);
@@ -155,6 +168,8 @@ fn many_frames_are_gone_round_for(encap: Encap) {
         until("the stream goes on", STEP, || goes_on(before).then_some(()));
     });
     wait_polled(&cluster, 2, false, None);
+    // The administrator switched it on.
+    assert!(has_gro(&cluster, 2));
 }
 
 #[test]
@@ -167,24 +182,82 @@ fn many_frames_are_gone_round_for_over_ethernet() {
     many_frames_are_gone_round_for(Encap::Ethernet);
 }
 
-// The same stream where it is forbidden, or there is no instance. Expect: frames come by themselves, and no frame is taken for an errand.
-fn frames_come_by_themselves(cluster: &Cluster) {
-    stream(cluster, |came| {
+// The same stream where it is forbidden. Expect: frames come by themselves, and no frame is taken for an errand.
+#[test]
+fn who_does_not_want_it_is_left_alone() {
+    let never = "[network]\nbusy_poll = \"never\"";
+    let cluster = cluster(Encap::Udp4, "on", never);
+    stream(&cluster, |came| {
         until("the stream goes on", NOTICED, || {
             (came.load(Ordering::Relaxed) > 2_000).then_some(())
         });
     });
-    wait_polled(cluster, 2, false, None);
-    assert_eq!(errands(cluster, 2), 0);
+    wait_polled(&cluster, 2, false, None);
+    assert_eq!(errands(&cluster, 2), 0);
 }
 
+// A stream through interfaces without an instance. Expect: the receiver's has one as long as it is polled, and a while longer.
 #[test]
-fn who_does_not_want_it_is_left_alone() {
-    let never = "[network]\nbusy_poll = \"never\"";
-    frames_come_by_themselves(&cluster(Encap::Udp4, "on", never));
+fn an_interface_has_an_instance_as_long_as_that_is_of_use() {
+    let cluster = cluster(Encap::Udp4, "off", ALWAYS);
+    stream(&cluster, |_| {
+        wait_polled(&cluster, 2, true, None);
+        assert!(has_gro(&cluster, 2));
+        assert_eq!(errands(&cluster, 2), 1);
+    });
+    wait_polled(&cluster, 2, false, None);
+    until("GRO is off again", NOTICED, || {
+        (!has_gro(&cluster, 2)).then_some(())
+    });
 }
 
+// The same, and the other end cuts what it sends into segments itself, so its frames do not come through the instance. Expect: that is noticed,
+// and the instance goes.
 #[test]
-fn an_interface_without_an_instance_is_left_alone() {
-    frames_come_by_themselves(&cluster(Encap::Udp4, "off", ""));
+fn an_instance_that_nothing_comes_through_is_taken_away() {
+    let cluster = cluster(Encap::Udp4, "off", ALWAYS);
+    ethtool(
+        cluster.lab.node(1),
+        &["-K", "tx", "on", "sg", "on", "tso", "on"],
+    );
+    stream(&cluster, |_| {
+        until("three frames are given", NOTICED, || {
+            (errands(&cluster, 2) == 3).then_some(())
+        });
+        until("GRO is off again", NOTICED, || {
+            (!has_gro(&cluster, 2)).then_some(())
+        });
+    });
+    assert_eq!(errands(&cluster, 2), 3);
+    wait_polled(&cluster, 2, false, None);
+}
+
+// The same as the one before that; the receiver's supervisor is killed meanwhile, in the end the daemon is stopped during another stream. Expect: the successor
+// knows that GRO is not the administrator's, and switches it off; so does who is stopped.
+#[test]
+fn who_comes_after_switches_it_off() {
+    let cluster = Cluster::start_as(Lab::builder(), |_| DaemonOptions {
+        overrides: ALWAYS.to_owned(),
+        manager: Some(ManagerOptions::default()),
+        ..DaemonOptions::default()
+    });
+    stream(&cluster, |_| {
+        wait_polled(&cluster, 2, true, None);
+        kill(cluster.daemon(2).pid());
+        until("another supervisor serves", STEP, || {
+            let log = cluster.daemon(2).log();
+            log.contains("node goes on").then_some(())
+        });
+        wait_polled(&cluster, 2, true, None);
+    });
+    until("GRO is off again", NOTICED, || {
+        (!has_gro(&cluster, 2)).then_some(())
+    });
+    stream(&cluster, |_| {
+        wait_polled(&cluster, 2, true, None);
+    });
+    assert!(has_gro(&cluster, 2));
+    let (status, cluster) = cluster.stop(2);
+    assert!(status.success());
+    assert!(!has_gro(&cluster, 2));
 }

@@ -64,9 +64,11 @@ pub enum XdpMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BusyPolling {
-    /// On a veth, when there are many frames.
+    /// On a veth, when there are many frames and it brings more of them.
     #[default]
     Auto,
+    /// On a veth, whenever there are many frames.
+    Always,
     /// The kernel always does.
     Never,
 }

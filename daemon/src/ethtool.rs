@@ -1,4 +1,4 @@
-//! What a driver says of itself and of its interface: `SIOCETHTOOL`, the requests that only read (linux/ethtool.h).
+//! What a driver says of itself and of its interface: `SIOCETHTOOL` (linux/ethtool.h): requests that only read, and one that switches GRO.
 //!
 //! Each request is a structure that begins with its command; the kernel fills in the rest. An `unsafe` island of one call.
 
@@ -13,6 +13,7 @@ const GTSO: u32 = 0x1e;
 const GGSO: u32 = 0x23;
 const GFLAGS: u32 = 0x25;
 const GGRO: u32 = 0x2b;
+const SGRO: u32 = 0x2c;
 const GRXCLSRLCNT: u32 = 0x2e;
 const GCHANNELS: u32 = 0x3c;
 const FLAG_RXVLAN: u32 = 1 << 8;
@@ -24,7 +25,7 @@ const WORDS: usize = 64;
 
 /// What is switched on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Offloads {
+pub(crate) struct Offloads {
     /// Received segments are merged by the kernel.
     pub gro: bool,
     /// Received segments are merged by the NIC.
@@ -38,13 +39,13 @@ pub(super) struct Offloads {
 }
 
 /// An interface, asked by name.
-pub(super) struct Ethtool {
+pub(crate) struct Ethtool {
     socket: OwnedFd,
     name: [u8; 16],
 }
 
 impl Ethtool {
-    pub(super) fn new(interface: &str) -> io::Result<Self> {
+    pub(crate) fn new(interface: &str) -> io::Result<Self> {
         let mut name = [0; 16];
         let bytes = interface.as_bytes();
         let place = name.get_mut(..bytes.len()).filter(|p| p.len() < 16);
@@ -91,7 +92,7 @@ impl Ethtool {
     }
 
     /// The driver's name.
-    pub(super) fn driver(&self) -> Option<String> {
+    pub(crate) fn driver(&self) -> Option<String> {
         let data = self.ask(&[GDRVINFO]).ok()?;
         let bytes: Vec<u8> = data
             .iter()
@@ -105,7 +106,7 @@ impl Ethtool {
     }
 
     /// Which offloads are on.
-    pub(super) fn offloads(&self) -> Offloads {
+    pub(crate) fn offloads(&self) -> Offloads {
         let on = |command| self.value(command).is_some_and(|value| value != 0);
         let flags = self.value(GFLAGS).unwrap_or(0);
         Offloads {
@@ -117,22 +118,27 @@ impl Ethtool {
         }
     }
 
+    /// Switches GRO. Needs CAP_NET_ADMIN.
+    pub(crate) fn set_gro(&self, on: bool) -> io::Result<()> {
+        self.ask(&[SGRO, on.into()]).map(drop)
+    }
+
     /// Does it check received checksums? Only to know that it answers at all.
     #[cfg(test)]
-    pub(super) fn receives_checksums(&self) -> Option<bool> {
+    pub(crate) fn receives_checksums(&self) -> Option<bool> {
         const GRXCSUM: u32 = 0x14;
         self.value(GRXCSUM).map(|value| value != 0)
     }
 
     /// How many rules steer flows to queues; `None` if the driver has none.
-    pub(super) fn rules(&self) -> Option<u32> {
+    pub(crate) fn rules(&self) -> Option<u32> {
         // struct ethtool_rxnfc: cmd, flow_type, data (u64), fs (168 bytes), rule_cnt.
         let data = self.ask(&[GRXCLSRLCNT]).ok()?;
         data.get(RULE_COUNT_AT).copied()
     }
 
     /// The most queues the driver could have (receiving or both ways); `None` if it does not say.
-    pub(super) fn most_queues(&self) -> Option<u32> {
+    pub(crate) fn most_queues(&self) -> Option<u32> {
         // struct ethtool_channels: cmd, max_rx, max_tx, max_other, max_combined, …
         let data = self.ask(&[GCHANNELS]).ok()?;
         Some(data[1].max(data[4])).filter(|most| *most > 0)
