@@ -118,6 +118,14 @@ impl Ethtool {
         }
     }
 
+    /// The index of the interface that has the name now.
+    pub(crate) fn index(&self) -> io::Result<u32> {
+        let end = self.name.iter().position(|byte| *byte == 0);
+        let name = self.name.get(..end.unwrap_or(self.name.len()));
+        let name = std::str::from_utf8(name.unwrap_or_default()).map_err(io::Error::other)?;
+        Ok(rustix::net::netdevice::name_to_index(&self.socket, name)?)
+    }
+
     /// Switches GRO. Needs CAP_NET_ADMIN.
     pub(crate) fn set_gro(&self, on: bool) -> io::Result<()> {
         self.ask(&[SGRO, on.into()]).map(drop)
@@ -170,6 +178,7 @@ mod tests {
         let lo = Ethtool::new("lo").unwrap();
         assert!(lo.receives_checksums().is_some());
         assert_eq!(lo.rules(), None);
+        assert_eq!(lo.index().unwrap(), 1);
         assert!(Ethtool::new("an-interface-name").is_err());
         assert_eq!(size_of::<FlowSpec>(), 168);
     }

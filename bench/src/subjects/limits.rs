@@ -123,6 +123,15 @@ impl Subject for PolledRelay {
     }
 }
 
+/// Also of who panics.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Does this while side two is sent datagrams.
 fn with_datagrams<T>(scene: &Scene<'_>, what: impl FnOnce() -> Result<T>) -> Result<T> {
     let [one, two] = [Side::One, Side::Two].map(|side| scene.node(side));
@@ -138,8 +147,10 @@ fn with_datagrams<T>(scene: &Scene<'_>, what: impl FnOnce() -> Result<T>) -> Res
     };
     std::thread::scope(|scope| {
         let sender = scope.spawn(|| one.in_namespace(send));
-        let result = what();
-        over.store(true, Ordering::Relaxed);
+        let result = {
+            let _over = Over(&over);
+            what()
+        };
         let sent = sender.join();
         sent.map_err(|_| anyhow!("the thread that sends datagrams panicked"))???;
         result

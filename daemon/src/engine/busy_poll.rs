@@ -40,9 +40,10 @@ const TRIAL: u32 = 32;
 const SETTLING: u32 = 8;
 /// It pays if there are more than nine frames for eight of before.
 const BETTER: (u64, u64) = (9, 8);
-/// How long what came of a trial is believed: twice as long each time that the same comes of the next, up to the other.
+/// How long what came of a trial is believed: twice as long each time, up to the other, until there were few frames for [`CALM_NS`].
 const BELIEVED_NS: Nanos = 1_000_000_000;
-const LONGEST_NS: Nanos = 16_000_000_000;
+const LONGEST_NS: Nanos = 8_000_000_000;
+const CALM_NS: Nanos = 1_000_000_000;
 /// Between two questions at first, which may find the supervisor learning; twice as long after each, up to the other.
 const PAUSE_NS: Nanos = 5_000_000;
 const LONG_PAUSE_NS: Nanos = 1_000_000_000;
@@ -111,9 +112,10 @@ struct Judge {
     verdict: Verdict,
     /// Not asked before.
     rest_until: Nanos,
-    /// How long the last trial is believed, and what came of it.
+    /// How long the last trial is believed.
     believed: Nanos,
-    paid: bool,
+    /// How long there were few frames.
+    calm: Nanos,
 }
 
 impl Judge {
@@ -122,8 +124,13 @@ impl Judge {
         if many {
             self.before.add(frames, ns);
             self.before.fade();
+            self.calm = 0;
         } else {
             self.before = Rate::default();
+            self.calm = self.calm.saturating_add(ns);
+            if self.calm >= CALM_NS {
+                self.believed = 0;
+            }
         }
     }
 
@@ -143,13 +150,8 @@ impl Judge {
             return false;
         }
         let pays = self.now.beats(self.before);
-        let longer = if pays == self.paid {
-            2 * self.believed
-        } else {
-            0
-        };
-        self.believed = longer.clamp(BELIEVED_NS, LONGEST_NS);
-        self.paid = pays;
+        let twice = self.believed.saturating_mul(2);
+        self.believed = twice.clamp(BELIEVED_NS, LONGEST_NS);
         let until = now.saturating_add(self.believed);
         if pays {
             self.verdict = Verdict::Pays(until);
@@ -233,7 +235,10 @@ impl BusyPoll {
                 (change, self.in_a_row) = (true, enough);
             }
         }
-        self.in_a_row = if change { self.in_a_row + 1 } else { 0 };
+        self.in_a_row = match change {
+            true => self.in_a_row.saturating_add(1),
+            false => 0,
+        };
         if now < self.ask_at {
             return None;
         }
@@ -347,13 +352,13 @@ mod tests {
     }
 
     // Many frames, and not one in eight more when we go round for them, again and again; what had been kept back comes at once. Expect: asked to be let off
-    // after a trial, and once more at each pause until somebody answers; the next trial after a second of rest, after two, at most after sixteen.
+    // after a trial, and once more at each pause until somebody answers; the next trial after a second of rest, after two, at most after eight.
     #[test]
     fn what_does_not_pay_is_ended_and_tried_more_rarely() {
         let (warm, trial) = (u64::from(WARM), u64::from(SETTLING + TRIAL));
         let mut looks = Looks::new(true);
         assert_eq!(looks.see(800, warm), [(warm, true)]);
-        for rest in [1_000, 2_000, 4_000, 8_000, 16_000, 16_000] {
+        for rest in [1_000, 2_000, 4_000, 8_000, 8_000] {
             looks.told(true);
             assert_eq!(looks.see(5_000, u64::from(SETTLING)), []);
             let asked = looks.see(899, u64::from(TRIAL) + 14);
@@ -368,15 +373,15 @@ mod tests {
         }
     }
 
-    // One frame in eight more, after many, again and again; then the same as before. Expect: it goes on for a second, two, at most sixteen, each time then
-    // compared with what comes by itself.
+    // One frame in eight more, after many, again and again; then the same as before. Expect: it goes on for a second, two, at most eight, each time then
+    // compared with what comes by itself; after a second with few frames it is a second again.
     #[test]
     fn what_pays_goes_on_and_is_compared_anew() {
         let (warm, trial) = (u64::from(WARM), u64::from(SETTLING + TRIAL));
         let mut looks = Looks::new(true);
         assert_eq!(looks.see(400, 500).len(), 7);
         assert_eq!(looks.see(800, 2 * u64::from(TRIAL)), []);
-        for good in [1_000, 2_000, 4_000, 8_000, 16_000, 16_000] {
+        for good in [1_000, 2_000, 4_000, 8_000, 8_000] {
             looks.told(true);
             let said = looks.see(901, trial + good);
             let (last, said) = said.split_last().unwrap();
@@ -387,6 +392,12 @@ mod tests {
         }
         looks.told(true);
         assert_eq!(looks.see(899, trial), [(trial, false)]);
+        looks.told(false);
+        // The rest of eight seconds, one of which has few frames.
+        assert_eq!(looks.see(MANY - 1, 1_000), []);
+        assert_eq!(looks.see(800, 7_000 + warm - 1), [(7_000 + warm - 1, true)]);
+        looks.told(true);
+        assert_eq!(looks.see(799, trial), [(trial, false)]);
         looks.told(false);
         assert_eq!(looks.see(800, 1_000 + warm - 1), [(1_000 + warm - 1, true)]);
     }

@@ -239,12 +239,10 @@ impl Supervisor {
                 tracing::debug!(queue, "the engine goes round for frames itself");
                 self.tell_active(index, &ToEngine::BusyPoll { on: true }, vec![socket]);
             }
-            // The interface was down meanwhile, and has another instance.
-            Ok(None) if was_on => {
+            // It asks again. Perhaps it goes round for an instance that is not there any more, or for one that a predecessor knew.
+            Ok(None) => {
                 self.tell_active(index, &ToEngine::BusyPoll { on: false }, Vec::new());
             }
-            // It asks again.
-            Ok(None) => {}
             Err(error) => {
                 tracing::info!(queue, %error, "the engine cannot go round for frames itself");
                 let for_good = is_for_good(&error);
@@ -265,14 +263,15 @@ impl Supervisor {
         let mut napi = Napi::new()?;
         let instances = napi.of_interface(self.config.interface_facts.index)?;
         let instances: Vec<u32> = instances.into_iter().map(|(id, _)| id).collect();
-        if instances.is_empty() {
-            self.switch_gro_on(now)?;
-            return Ok(None);
-        }
         let Some(engine) = self.engines.get_mut(index) else {
             return Ok(None);
         };
         let poll = &mut engine.busy_poll;
+        if instances.is_empty() {
+            (poll.socket, poll.on) = (None, false);
+            self.switch_gro_on(now)?;
+            return Ok(None);
+        }
         if instances != poll.tried {
             (poll.errands, poll.tried) = (0, instances.clone());
         }

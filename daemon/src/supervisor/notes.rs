@@ -10,6 +10,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::Supervisor;
+use super::gro::GroOf;
 use super::store::Name;
 use crate::engine_link::Route;
 
@@ -22,9 +23,9 @@ pub struct Notes {
     /// No new sends, no new ports.
     #[serde(default)]
     pub draining: bool,
-    /// GRO was switched on by us.
+    /// Where GRO was switched on by us.
     #[serde(default)]
-    pub gro: bool,
+    pub gro: Option<GroOf>,
     /// Peers that were found.
     #[serde(default)]
     pub found: Vec<Route>,
@@ -38,7 +39,8 @@ impl Notes {
         Ok(file.into())
     }
 
-    fn read(fd: &OwnedFd) -> Option<Self> {
+    /// What was written; `None` if it cannot be read.
+    pub fn read(fd: &OwnedFd) -> Option<Self> {
         let file = File::from(fd.as_fd().try_clone_to_owned().ok()?);
         let length = usize::try_from(file.metadata().ok()?.len()).ok()?;
         let mut bytes = vec![0; length.min(LONGEST)];
@@ -48,22 +50,23 @@ impl Notes {
 }
 
 impl Supervisor {
-    /// Writes down what has changed.
-    pub(super) fn store_notes(&mut self) {
+    /// Writes down what has changed; false if it could not be.
+    pub(super) fn store_notes(&mut self) -> bool {
         let notes = Notes {
             draining: self.draining,
-            gro: self.gro.is_ours(),
+            gro: self.gro.ours().cloned(),
             found: self.discovery.found().cloned().collect(),
         };
         self.store.remove(&Name::Notes);
         if notes == Notes::default() {
-            return;
+            return true;
         }
         let stored = notes.write().map_err(Into::into);
         let stored = stored.and_then(|fd| self.store.put(Name::Notes, &Arc::new(fd)));
-        if let Err(error) = stored {
+        if let Err(error) = &stored {
             tracing::warn!("a successor would not know what was found or drained: {error}");
         }
+        stored.is_ok()
     }
 
     /// Goes on with a predecessor's.
@@ -92,7 +95,10 @@ mod tests {
     fn notes_are_read_as_they_are_written() {
         let notes = Notes {
             draining: true,
-            gro: true,
+            gro: Some(GroOf {
+                interface: "eth0".into(),
+                index: 2,
+            }),
             found: vec![Route {
                 node: 7,
                 name: "seven".into(),

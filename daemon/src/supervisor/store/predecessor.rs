@@ -15,6 +15,7 @@ use super::inherit::Inherited;
 use super::manifest::{Manifest, Unreadable};
 use super::names::{Name, PortLife, PortPart};
 use crate::supervisor::memory::PortMemory;
+use crate::supervisor::notes::Notes;
 
 /// Killed processes are gone within this.
 const DEATH: Duration = Duration::from_secs(5);
@@ -293,6 +294,9 @@ impl Ruins {
             if !is_dead(exit, deadline.saturating_duration_since(Instant::now())) {
                 tracing::error!("an engine that was left behind survives SIGKILL");
             }
+        }
+        if let Some(gro) = (self.0.get(&Name::Notes).and_then(Notes::read)).and_then(|n| n.gro) {
+            gro.switch_off();
         }
         let lives: Vec<PortLife> = self.0.keys().filter_map(engine_half_of).collect();
         for life in lives {
