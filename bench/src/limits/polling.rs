@@ -1,14 +1,15 @@
 //! Going round for frames oneself, as Portolan's engines do when there are many: the interface's NAPI instance is deferred
 //! ([`crate::subjects`] sees to it), and who looks in vain receives from a socket that has received through it, which makes the kernel go round.
 //!
-//! The other end's subject sends datagrams until the socket has.
+//! The other end's subject sends datagrams until the socket has. Nothing of it is shared with the daemon's way of doing so: a limit shares no mistake with
+//! what is held against it.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socket_with};
-use std::time::{Duration, Instant};
 
 /// Of `asm-generic/socket.h`.
 const SO_BUSY_POLL: libc::c_int = 46;

@@ -113,7 +113,9 @@ impl Supervisor {
             }
             return Ok(());
         }
-        if self.gro.ours.take().is_some() {
+        let index = ethtool.index()?;
+        // Unless another interface has taken the place of ours.
+        if (self.gro.ours.take()).is_some_and(|ours| ours.index == index) {
             // Somebody else switched it off.
             self.gro.rest_until = Some(now + REST);
             self.store_notes();
@@ -121,11 +123,11 @@ impl Supervisor {
         }
         self.gro.ours = Some(GroOf {
             interface: self.config.interface.clone(),
-            index: ethtool.index()?,
+            index,
         });
         let switched = match self.store_notes() {
             true => ethtool.set_gro(true),
-            false => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+            false => Err(io::Error::other("a successor could not be told of it")),
         };
         if switched.is_err() {
             self.gro.ours = None;
