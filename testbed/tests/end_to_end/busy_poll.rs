@@ -33,6 +33,15 @@ fn cluster(encap: Encap, gro: &str, overrides: &str) -> Cluster {
     Cluster::start_in(lab, |_| overrides.to_owned())
 }
 
+/// With a service manager for every daemon.
+fn managed() -> Cluster {
+    Cluster::start_as(Lab::builder(), |_| DaemonOptions {
+        overrides: ALWAYS.to_owned(),
+        manager: Some(ManagerOptions::default()),
+        ..DaemonOptions::default()
+    })
+}
+
 fn has_gro(cluster: &Cluster, node: u16) -> bool {
     let features = ethtool(cluster.lab.node(node), &["-k"]);
     features.contains("generic-receive-offload: on")
@@ -235,11 +244,7 @@ fn an_instance_that_nothing_comes_through_is_taken_away() {
 // knows that GRO is not the administrator's, and switches it off; so does who is stopped.
 #[test]
 fn who_comes_after_switches_it_off() {
-    let cluster = Cluster::start_as(Lab::builder(), |_| DaemonOptions {
-        overrides: ALWAYS.to_owned(),
-        manager: Some(ManagerOptions::default()),
-        ..DaemonOptions::default()
-    });
+    let cluster = managed();
     stream(&cluster, |_| {
         wait_polled(&cluster, 2, true, None);
         kill(cluster.daemon(2).pid());
@@ -258,5 +263,23 @@ fn who_comes_after_switches_it_off() {
     });
     let (status, cluster) = cluster.stop(2);
     assert!(status.success());
+    assert!(!has_gro(&cluster, 2));
+}
+
+// A stream; then the receiver's supervisor is killed, and its store loses a ledger. Expect: the next one begins anew, and switches GRO off all the same.
+#[test]
+fn who_begins_anew_switches_it_off() {
+    let cluster = managed();
+    stream(&cluster, |_| {
+        wait_polled(&cluster, 2, true, None);
+    });
+    let manager = cluster.daemon(2).manager().unwrap();
+    manager.hold(true);
+    let start = manager.kill().unwrap();
+    manager.wait_gone(STEP).unwrap();
+    assert!(has_gro(&cluster, 2));
+    assert_eq!(manager.lose(|name| name == "ledger-0"), 1);
+    manager.hold(false);
+    manager.wait_ready(start, STEP).unwrap();
     assert!(!has_gro(&cluster, 2));
 }
