@@ -283,3 +283,22 @@ fn who_begins_anew_switches_it_off() {
     manager.wait_ready(start, STEP).unwrap();
     assert!(!has_gro(&cluster, 2));
 }
+
+// A stream through an instance of ours; the administrator switches GRO off meanwhile. Expect: that is let be: the engine does not go round any more, the stream goes
+// on, and GRO stays off.
+#[test]
+fn what_somebody_else_switched_off_stays_off() {
+    let cluster = cluster(Encap::Udp4, "off", ALWAYS);
+    stream(&cluster, |came| {
+        wait_polled(&cluster, 2, true, None);
+        assert!(has_gro(&cluster, 2));
+        ethtool(cluster.lab.node(2), &["-K", "gro", "off"]);
+        wait_polled(&cluster, 2, false, None);
+        let before = came.load(Ordering::Relaxed);
+        until("the stream goes on", NOTICED, || {
+            (came.load(Ordering::Relaxed) > before + 2_000).then_some(())
+        });
+        wait_polled(&cluster, 2, false, None);
+        assert!(!has_gro(&cluster, 2));
+    });
+}
