@@ -1,5 +1,5 @@
 //! What integrity adds to a message, measured in the library alone:
-//! `cargo test --profile lab -p portolan --lib -- --ignored --nocapture integrity_costs`.
+//! `cargo test --release -p portolan --lib -- --ignored --nocapture integrity_costs`.
 
 #![allow(clippy::unwrap_used)]
 
