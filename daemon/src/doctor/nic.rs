@@ -48,6 +48,8 @@ pub(super) fn look(patient: &Patient, link: &LinkFacts, findings: &mut Findings)
     }
 }
 
+/// GRO is no matter: a program in the driver sees frames before it, and where one is in the stack the kernel leaves GRO out (`netif_elide_gro`, linux/netdevice.h). On a veth
+/// it is what makes a NAPI instance, which engines may poll.
 fn offloads(name: &str, driver: &str, on: Offloads, findings: &mut Findings) {
     let software = SOFTWARE.contains(&driver);
     let veth = driver == "veth";
@@ -58,17 +60,6 @@ fn offloads(name: &str, driver: &str, on: Offloads, findings: &mut Findings) {
             "offloads",
             format!("{name} merges what it receives (LRO): native XDP is refused, or frames come longer than the MTU"),
             format!("ethtool -K {name} lro off"),
-        );
-    }
-    // On a veth it is what makes a NAPI instance, which engines may poll; our frames are not among those it merges.
-    if software && on.gro && !veth {
-        fine = false;
-        findings.warn(
-            "offloads",
-            format!(
-                "the kernel merges what {name} receives (GRO), in generic mode before XDP sees it"
-            ),
-            format!("ethtool -K {name} gro off"),
         );
     }
     if software && on.tso {
