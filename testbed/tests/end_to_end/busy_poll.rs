@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::harness::crowd::kill;
 use crate::harness::{Cluster, STEP, until};
+use crate::interface::{PATIENT, delete, make_again};
 use portolan::{Address, Event, Port, PortOptions, Priority, SendOptions, Status};
 use portolan_testbed::{DaemonOptions, Encap, Lab, ManagerOptions, Node, process};
 
@@ -300,5 +301,30 @@ fn what_somebody_else_switched_off_stays_off() {
         });
         wait_polled(&cluster, 2, false, None);
         assert!(!has_gro(&cluster, 2));
+    });
+}
+
+// A stream through an instance of ours; then both interfaces are deleted and made again, without GRO. Expect: the new one has an instance as well, which is found and
+// gone round for, as nobody has switched anything off; when the stream is over, GRO is off.
+#[test]
+fn an_interface_in_the_place_of_ours_has_an_instance_as_well() {
+    let cluster = cluster(Encap::Udp4, "off", &format!("{PATIENT}{ALWAYS}"));
+    stream(&cluster, |came| {
+        let pid = wait_polled(&cluster, 2, true, None);
+        assert!(has_gro(&cluster, 2));
+        delete(&cluster);
+        make_again(&cluster);
+        until("GRO of the new one is on", NOTICED, || {
+            has_gro(&cluster, 2).then_some(())
+        });
+        wait_polled(&cluster, 2, true, Some(pid));
+        let before = came.load(Ordering::Relaxed);
+        until("the stream goes on", STEP, || {
+            (came.load(Ordering::Relaxed) > before + UNDER_WAY as u64).then_some(())
+        });
+    });
+    wait_polled(&cluster, 2, false, None);
+    until("GRO is off again", NOTICED, || {
+        (!has_gro(&cluster, 2)).then_some(())
     });
 }

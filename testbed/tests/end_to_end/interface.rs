@@ -20,7 +20,7 @@ use serde_json::Value;
 /// What happened is seen within this.
 const SEEN: Duration = Duration::from_secs(10);
 /// Nobody gives a peer up while its interface is away.
-const PATIENT: &str = "[transport]\nunreachable_after_ms = 60000\n";
+pub const PATIENT: &str = "[transport]\nunreachable_after_ms = 60000\n";
 /// Everybody gives it up soon.
 const IMPATIENT: &str = "[transport]\nunreachable_after_ms = 500\n";
 
@@ -302,7 +302,7 @@ fn recreate(cluster: &Cluster, mac: &str) {
     }
 }
 
-fn delete(cluster: &Cluster) {
+pub fn delete(cluster: &Cluster) {
     let interface = cluster.lab.node(1).interface();
     ip(cluster, 1, &format!("link delete {interface}"));
     for node in [1, 2] {
@@ -310,7 +310,8 @@ fn delete(cluster: &Cluster) {
     }
 }
 
-fn make_again(cluster: &Cluster) {
+/// Without offloads.
+pub fn make_again(cluster: &Cluster) {
     recreate(cluster, &cluster.lab.node(1).mac());
     for node in [1, 2] {
         wait_state(cluster, node, "up");
