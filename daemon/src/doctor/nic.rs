@@ -48,8 +48,8 @@ pub(super) fn look(patient: &Patient, link: &LinkFacts, findings: &mut Findings)
     }
 }
 
-/// GRO is no matter: a program in the driver sees frames before it, and where one is in the stack the kernel leaves GRO out (`netif_elide_gro`, linux/netdevice.h). On a veth
-/// it is what makes a NAPI instance, which engines may poll.
+/// What merges or cuts frames. GRO does neither: a program in the driver sees frames before it, and with one in the stack the kernel leaves it out
+/// (`netif_elide_gro`, linux/netdevice.h). On a veth it makes a NAPI instance, which engines may poll.
 fn offloads(name: &str, driver: &str, on: Offloads, findings: &mut Findings) {
     let software = SOFTWARE.contains(&driver);
     let veth = driver == "veth";
