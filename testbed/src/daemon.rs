@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::{Child, ExitStatus, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -43,6 +43,8 @@ pub struct DaemonOptions {
     pub ready: Ready,
     /// How long to wait.
     pub within: Duration,
+    /// In a session of its own, as a service manager starts it: the scheduler shares a core among sessions first (sched(7), *The autogroup feature*).
+    pub session: bool,
     /// With a manager that keeps its descriptors and starts it again; without, it is a plain child.
     pub manager: Option<ManagerOptions>,
 }
@@ -54,6 +56,7 @@ impl Default for DaemonOptions {
             env: Vec::new(),
             ready: Ready::Engines,
             within: Duration::from_secs(15),
+            session: false,
             manager: None,
         }
     }
@@ -66,6 +69,18 @@ pub struct Daemon {
     keeper: Keeper,
     config: PathBuf,
     detached: bool,
+}
+
+/// The program in its node's network, and in a process group of its own. Who leads one already would not become `setsid`'s session itself but start a child.
+fn launch(node: &Node, program: &Path, session: bool) -> Command {
+    if session {
+        let mut command = node.command("setsid");
+        command.arg(program);
+        return command;
+    }
+    let mut command = node.command(program);
+    command.process_group(0);
+    command
 }
 
 /// Who started the supervisor and reaps it.
@@ -88,14 +103,13 @@ impl Daemon {
                 Keeper::Manager(Box::new(manager))
             }
             None => Keeper::Child(
-                node.command(&program)
+                launch(node, &program, options.session)
                     .arg("--config")
                     .arg(&config)
                     .envs(options.env.iter().map(|(name, value)| (name, value)))
                     .stdin(Stdio::null())
                     .stdout(log.try_clone()?)
                     .stderr(log)
-                    .process_group(0)
                     .spawn()
                     .context("cannot start ip netns exec")?,
             ),

@@ -6,7 +6,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use portolan_testbed::Daemon;
+use portolan_testbed::{Daemon, DaemonOptions};
 
 use super::pair::{histogram, nanoseconds};
 use super::{About, Figure, Pair, Scene, Side, Started, Subject, metric, unit};
@@ -20,7 +20,7 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// `portolan`: an engine for each queue. `portolan-ethernet`: the same in Ethernet frames without IP and UDP, as the limits' are.
 /// `portolan-unpolled`: the same, and engines never go round for frames themselves, as the limits do not.
-/// `portolan-blocking`: as it is installed, for applications that leave waiting to the library. `portolan-one-engine`: one engine for the first queue,
+/// `portolan-blocking`: as it is installed, the daemon in a session of its own, for applications that leave waiting to the library. `portolan-one-engine`: one engine for the first queue,
 /// whatever there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Portolan {
@@ -57,7 +57,7 @@ impl Subject for Portolan {
             ),
             Self::Blocking => (
                 "\"adaptive\" (its default)",
-                "UDP over IPv4; applications in Port::wait with PortOptions::default()",
+                "UDP over IPv4; daemons in sessions of their own, applications in Port::wait with PortOptions::default()",
             ),
         };
         About {
@@ -110,7 +110,12 @@ impl Subject for Portolan {
                 "[cluster]\nencap = \"{encap}\"\n[network]\nqueues = {queues:?}\nbusy_poll = \"{busy_poll}\"\n[engine]\nwait = \"{}\"\ncores = {cores:?}\n",
                 wait.name(),
             );
-            scene.node(side).start_daemon(&overrides)
+            scene.node(side).start_daemon_with(&DaemonOptions {
+                overrides,
+                // As a service manager starts it.
+                session: *self == Self::Blocking,
+                ..DaemonOptions::default()
+            })
         };
         let daemons = [daemon(Side::One)?, daemon(Side::Two)?];
         Ok(Box::new(Running {
