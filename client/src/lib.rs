@@ -55,7 +55,8 @@
 //! stays around should drop its copies. All descriptors are close-on-exec. A child attaches and opens ports of its own.
 //!
 //! # Waiting
-//! [`Wait::Adaptive`], the default, spins for 50 µs and then sleeps; [`Wait::Yield`] and [`Wait::Busy`] never sleep. A daemon that dies
+//! [`Wait::Adaptive`], the default, spins for 50 µs and then sleeps; [`Wait::Yield`] and [`Wait::Busy`] do not. But where an application has the core that its engine
+//! is bound to, and yields do not let the engine have it, it sleeps at once unless it waits [`Wait::Busy`]. A daemon that dies
 //! without closing its ports is noticed while waiting ([`PortError::DaemonGone`]); an application that only ever polls with
 //! [`Port::receive`] sees its sends time out instead, or nothing.
 //!

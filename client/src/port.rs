@@ -508,6 +508,13 @@ impl Port {
         }
     }
 
+    /// Whether the engine took all that it was given.
+    pub(crate) fn all_taken(&self) -> bool {
+        let header = self.memory.engine().header();
+        header.send_consumer.load(Ordering::Relaxed) == self.sends.next()
+            && header.provide_consumer.load(Ordering::Relaxed) == self.provides.next()
+    }
+
     /// Wakes the engine if it sleeps. After publishing.
     pub(crate) fn ring_doorbell(&self) {
         if doorbell::must_ring(&self.memory.engine().header().engine_sleeping) {

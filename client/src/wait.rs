@@ -1,4 +1,7 @@
-//! Waiting: busy, giving the core away, or asleep on the doorbell.
+//! Waiting: busy, giving the core away, or asleep.
+//!
+//! Who sleeps naps first, on the word that tells the engine of it, since that takes half as long as the doorbell's descriptor; after a nap
+//! in which nothing came, on the descriptor and the daemon's connection, for as long as it takes ([`portolan_abi::doorbell`]).
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
@@ -22,9 +25,10 @@ use crate::turns::Looks;
 pub enum Wait {
     /// Spins. Best latency; only for an application with a core of its own.
     Busy,
-    /// Spins, giving the core away after each look.
+    /// Spins, giving the core away after each look. On its engine's own core, where the engine does not get it so, it sleeps until the engine
+    /// wakes it.
     Yield,
-    /// Spins for a while, giving the core away if anybody takes it, then sleeps until the engine rings.
+    /// The same for a while, giving the core away only if anybody takes it, then sleeps until the engine wakes it.
     Adaptive {
         /// How long it spins.
         spin: Duration,
@@ -46,6 +50,10 @@ pub(crate) struct Waiting {
     looks: Looks,
     /// The doorbell ended a sleep and was not silenced yet.
     rung: bool,
+    /// A nap of this wait ended without anything.
+    napped: bool,
+    /// When to look whether the daemon is still there, for waits that do not sleep for long: one after the other they may never end.
+    gone_check: u64,
 }
 
 impl Waiting {
@@ -54,11 +62,15 @@ impl Waiting {
             how,
             looks: Looks::default(),
             rung: false,
+            napped: false,
+            gone_check: 0,
         }
     }
 }
 
-/// How often a wait that never sleeps looks whether the daemon is still there.
+/// The longest nap.
+const NAP_NS: u64 = 20_000_000;
+/// How often a wait that does not sleep for long looks whether the daemon is still there.
 const GONE_CHECK_NS: u64 = 100_000_000;
 /// How long a blocking send waits for its end beyond its own timeout: an engine may be replaced meanwhile.
 const SEND_GRACE: Duration = Duration::from_secs(10);
@@ -118,8 +130,8 @@ impl Port {
                 (now.saturating_add(spin), true)
             }
         };
-        let mut gone_check = now.saturating_add(GONE_CHECK_NS);
         self.wait.looks.begin();
+        self.wait.napped = false;
         loop {
             if self.integrity.is_some() && self.look_in(now) {
                 return Ok(true);
@@ -127,14 +139,14 @@ impl Port {
             if now >= deadline {
                 return Ok(false);
             }
+            if now >= self.wait.gone_check {
+                self.wait.gone_check = now.saturating_add(GONE_CHECK_NS);
+                self.check_daemon();
+            }
             let mut gave_way = false;
             if sleeps && now >= spin_end {
                 self.sleep(now, deadline)?;
             } else {
-                if now >= gone_check {
-                    gone_check = now.saturating_add(GONE_CHECK_NS);
-                    self.check_daemon();
-                }
                 gave_way = match how {
                     Wait::Busy => false,
                     Wait::Yield => true,
@@ -156,11 +168,57 @@ impl Port {
                 return Ok(true);
             }
             now = later;
+            if gave_way && self.is_in_its_engines_way() {
+                self.wait.looks.slept_instead();
+                let until = self.wakes_at().min(deadline);
+                self.nap(until.saturating_sub(now).min(NAP_NS));
+                if self.pending() {
+                    return Ok(true);
+                }
+                now = now_ns();
+            }
         }
     }
 
-    /// Sleeps once: until the doorbell, the earliest alarm, the deadline, or the daemon's end.
+    /// Whether the engine wakes those that nap: it may be an older one.
+    fn may_nap(&self) -> bool {
+        let header = self.memory.engine().header();
+        let began_after = header.naps_of.load(Ordering::Relaxed).wrapping_sub(1);
+        began_after == header.faults_recovered.load(Ordering::Relaxed)
+    }
+
+    /// After a yield that brought nothing: is this the core that the engine is bound to, did the engine not get it, and would a nap leave it to
+    /// the engine? An engine that had it took what it was given.
+    fn is_in_its_engines_way(&self) -> bool {
+        let header = self.memory.engine().header();
+        let core = header.core.load(Ordering::Relaxed);
+        if core == 0 || core as usize != rustix::thread::sched_getcpu() + 1 {
+            return false;
+        }
+        (!self.all_taken() || self.wait.looks.in_vain()) && self.may_nap()
+    }
+
+    /// Sleeps once: until the engine wakes us, the earliest alarm, the deadline, or the daemon's end.
     fn sleep(&mut self, now: u64, deadline: u64) -> Result<(), PortError> {
+        if !self.wait.napped && self.may_nap() {
+            let until = self.wakes_at().min(deadline);
+            self.nap(until.saturating_sub(now).min(NAP_NS));
+            return Ok(());
+        }
+        self.sleep_long(now, deadline)
+    }
+
+    /// Sleeps for at most so many nanoseconds, until the engine wakes us.
+    fn nap(&mut self, at_most_ns: u64) {
+        let word = &self.memory.client().header().waiting;
+        doorbell::announce_nap(word);
+        let in_time = self.pending() || doorbell::nap(word, at_most_ns);
+        self.withdraw();
+        self.wait.napped = !in_time;
+    }
+
+    /// Sleeps on the doorbell.
+    fn sleep_long(&mut self, now: u64, deadline: u64) -> Result<(), PortError> {
         if !self.arm() {
             return Ok(());
         }

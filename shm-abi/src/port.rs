@@ -43,7 +43,7 @@ pub struct ClientHeader {
     /// false one costs the application events of its own and nobody anything else.
     pub event_consumer: AtomicU32,
     pad3: [u32; 15],
-    /// Not 0: the application is about to sleep on, or sleeps on, its event doorbell.
+    /// Not 0: the application is about to sleep, or sleeps, on its event doorbell or on this word ([`crate::doorbell`]).
     pub waiting: AtomicU32,
     pad4: u32,
     /// CLOCK_MONOTONIC nanoseconds at which to ring the doorbell; 0: never.
@@ -126,7 +126,12 @@ pub struct EngineHeader {
     pub engine_sleeping: AtomicU32,
     /// The `alarm_at` value that last fired.
     pub alarm_fired: AtomicU64,
-    pad1: [u64; 5],
+    /// One more than [`Self::faults_recovered`] was when the engine that serves the port began, if it wakes applications that nap. Engine; older ones leave what
+    /// they find, which the next count makes wrong.
+    pub naps_of: AtomicU32,
+    /// One more than the number of the core that the engine is bound to; 0: none, or not known. Engine.
+    pub core: AtomicU32,
+    pad1: [u64; 4],
     /// Send ring's consumer index. Engine.
     pub send_consumer: AtomicU32,
     /// Provide ring's consumer index. Engine.
@@ -185,6 +190,8 @@ const _: () = {
     assert!(offset_of!(EngineHeader, faults_recovered) == 72);
     assert!(offset_of!(EngineHeader, engine_sleeping) == 76);
     assert!(offset_of!(EngineHeader, alarm_fired) == 80);
+    assert!(offset_of!(EngineHeader, naps_of) == 88);
+    assert!(offset_of!(EngineHeader, core) == 92);
     assert!(offset_of!(EngineHeader, send_consumer) == 128);
     assert!(offset_of!(EngineHeader, provide_consumer) == 132);
     assert!(offset_of!(EngineHeader, event_producer) == 192);

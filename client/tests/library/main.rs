@@ -7,6 +7,7 @@ mod endings;
 mod ends;
 mod engine_faults;
 mod integrity;
+mod naps;
 mod offers;
 mod port;
 mod support;

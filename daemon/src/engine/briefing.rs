@@ -250,6 +250,7 @@ impl Standby {
             .adopt(self.ledger.frames())
             .context("the AF_XDP socket cannot be taken over")?;
         let mut host = EngineHost::new(facts, self.config.default_timeout_ms);
+        host.core = self.config.core;
         host.draining = self.draining;
         host.suspect_last_token();
         for (_, mut port) in self.ports {
@@ -314,6 +315,7 @@ impl Standby {
             next_control: 0,
             next_counters: 0,
             put_off: false,
+            kept: false,
         };
         let max_frame = engine.path.encap.max_frame();
         for node in self.reachable.into_iter().filter_map(NodeId::new) {
@@ -325,7 +327,7 @@ impl Standby {
         }
         // Whoever slept through the takeover looks again.
         for port in engine.path.host.ports.iter() {
-            port.ring();
+            port.wake();
         }
         Ok(engine)
     }

@@ -64,7 +64,7 @@ portolan_transport::counted! {
         send_tokens_refused,
         /// Receive tokens taken.
         receive_tokens,
-        /// Doorbells of applications rung.
+        /// Applications that slept and were woken.
         doorbells,
         /// Alarms fired.
         alarms,

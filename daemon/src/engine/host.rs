@@ -50,6 +50,8 @@ pub struct EngineHost {
     suspect: Suspect,
     /// A deadline for sends that name none, nanoseconds.
     default_timeout: u64,
+    /// The core this engine is bound to.
+    pub core: Option<usize>,
 }
 
 /// What to do with a send token.
@@ -85,6 +87,7 @@ impl EngineHost {
             draining: false,
             now: 0,
             default_timeout: default_timeout_ms.saturating_mul(1_000_000),
+            core: None,
         }
     }
 
@@ -118,7 +121,7 @@ impl EngineHost {
         }
         // From here on the ledger speaks of this generation.
         commit::settle(Point::OpenSettled, ledger, &port);
-        port.open();
+        port.open(self.core);
         self.ports.insert(port);
     }
 

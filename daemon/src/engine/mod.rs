@@ -169,6 +169,8 @@ struct Engine {
     next_counters: Nanos,
     /// What is due was put off in the last turn.
     put_off: bool,
+    /// The core was not given away in the last turn although it was time.
+    kept: bool,
 }
 
 impl Engine {
@@ -192,10 +194,11 @@ impl Engine {
             && (self.path.blocked || self.has_news() || self.path.is_crossed());
         // Nor does what is due hold up an application that was given something; but not twice in a row.
         self.put_off = delivered && !tokens && !more && !self.put_off;
-        if !self.put_off {
+        // One that sleeps is woken once for all there is: another waking takes longer than what is put off.
+        if !self.put_off || self.path.host.ports.sleepy() {
             worked |= self.path.timers(now);
         }
-        self.ring_doorbells(now);
+        let woken = self.wake_applications(now);
         self.path.wake_neighbours();
         self.beat(worked);
 
@@ -204,10 +207,17 @@ impl Engine {
         }
         let worked = worked || self.path.blocked;
         let next = (self.waiter).after_loop(worked, tokens, delivered, more, now);
+        // Whoever was woken on this core had it at once. But others may wait for it.
+        self.kept = next == Next::GiveWay
+            && woken
+            && delivered
+            && !self.kept
+            && !self.path.host.ports.unread();
         match next {
             // Who is to make room may be waiting for this core.
             Next::Loop if self.path.is_full(now) => self.give_way(),
             Next::Loop => {}
+            Next::GiveWay if self.kept => {}
             Next::GiveWay => self.give_way(),
             // Nobody else would see a frame come.
             Next::Sleep if self.path.busy_poll.is_on() => self.give_way(),

@@ -53,6 +53,12 @@ impl PortTable {
             .any(|port| port.events_read() != port.events_published())
     }
 
+    /// Is there an application that was given something and sleeps, or is likely to as soon as it has that?
+    #[inline]
+    pub fn sleepy(&self) -> bool {
+        self.iter().any(Port::seems_sleepy)
+    }
+
     /// Serves a port from now on.
     pub fn insert(&mut self, port: Port) {
         let number = port.number();

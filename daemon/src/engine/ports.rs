@@ -18,7 +18,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 use portolan_abi::PORTS;
-use portolan_abi::doorbell;
+use portolan_abi::doorbell::{self, Sleeper};
 use portolan_abi::event::{ENDS, EVENT_WORDS, Event, EventKind};
 use portolan_abi::ledger::Ledger;
 use portolan_abi::memory::{ClientHalf, EngineHalf};
@@ -50,6 +50,9 @@ pub(super) struct Sending {
     /// When its token was taken; 0: by a predecessor.
     pub taken_at: Nanos,
 }
+
+/// Occasions on which an application that slept once is expected to sleep again.
+const SLEEPY: u8 = 4;
 
 const IDLE: Sending = Sending {
     generation: 0,
@@ -103,6 +106,8 @@ pub struct Port {
     pub(super) questions: Questions,
     /// Events were published since the doorbell was last considered.
     dirty: bool,
+    /// It slept at one of the last so many occasions.
+    sleepy: u8,
     /// The port is to be closed for this reason as soon as nobody works on it.
     fault: Option<CloseReason>,
 }
@@ -136,6 +141,7 @@ impl Port {
             event_bell: parts.event_bell,
             engine_bell: parts.engine_bell,
             dirty: false,
+            sleepy: 0,
             fault: None,
         };
         Ok(port)
@@ -417,20 +423,42 @@ impl Port {
         }
     }
 
-    /// Rings the application's doorbell if it waits for what was published since the last call.
-    pub(super) fn ring_if_wanted(&mut self) -> bool {
-        let ring =
-            std::mem::take(&mut self.dirty) && doorbell::must_ring(&self.client.header().waiting);
-        if ring {
-            self.ring();
-        }
-        ring
+    /// Whether [`Self::wake_if_wanted`] is to wake it, now or once more when it has what was published, as far as a look that costs nothing can tell.
+    #[inline]
+    pub(super) fn seems_sleepy(&self) -> bool {
+        self.dirty && (self.sleepy > 0 || doorbell::seems_asleep(&self.client.header().waiting))
     }
 
-    /// Rings the application's doorbell.
-    pub(super) fn ring(&self) {
-        // A doorbell that is full rings already; one that is broken is the application's loss.
+    /// Wakes the application if it sleeps and something was published since the last call.
+    #[inline]
+    pub(super) fn wake_if_wanted(&mut self) -> bool {
+        if !std::mem::take(&mut self.dirty) {
+            return false;
+        }
+        let woken = self.wake_if_asleep();
+        self.sleepy = if woken {
+            SLEEPY
+        } else {
+            self.sleepy.saturating_sub(1)
+        };
+        woken
+    }
+
+    fn wake_if_asleep(&self) -> bool {
+        let word = &self.client.header().waiting;
+        match doorbell::sleeper(word) {
+            Sleeper::Nobody => return false,
+            // A doorbell that is full rings already; one that is broken is the application's loss.
+            Sleeper::AtBell => super::bell::ring(self.event_bell.as_fd()),
+            Sleeper::Napping => doorbell::rouse(word),
+        }
+        true
+    }
+
+    /// Wakes the application however it sleeps, and if a predecessor died while it woke it.
+    pub(super) fn wake(&self) {
         super::bell::ring(self.event_bell.as_fd());
+        doorbell::rouse(&self.client.header().waiting);
     }
 
     /// When the application wants its alarm; `None` for never, or if it has fired.
@@ -455,13 +483,16 @@ impl Port {
 
     // ---- state words ----
 
-    /// Tells the application that the port is in service.
-    pub(super) fn open(&self) {
+    /// Tells the application that the port is in service, by an engine that is bound to this core.
+    pub(super) fn open(&self, core: Option<usize>) {
+        let header = self.engine.header();
+        let core = core.and_then(|core| u32::try_from(core + 1).ok());
+        header.core.store(core.unwrap_or(0), Ordering::Relaxed);
+        let recoveries = header.faults_recovered.load(Ordering::Relaxed);
+        let naps_of = recoveries.wrapping_add(1);
+        header.naps_of.store(naps_of, Ordering::Relaxed);
         crash_point(Point::OpenState);
-        self.engine
-            .header()
-            .state
-            .store(u64::from(state::OPEN), Ordering::Release);
+        (header.state).store(u64::from(state::OPEN), Ordering::Release);
     }
 
     /// Why a predecessor told the application that the port is closed, if it did: the application may use its memory again.
@@ -478,7 +509,7 @@ impl Port {
             u64::from(state::CLOSED) | (reason as u64) << 32,
             Ordering::Release,
         );
-        self.ring();
+        self.wake();
     }
 
     /// Level-triggered: an engine took over. Before it says so it says what it found.
@@ -494,6 +525,9 @@ impl Port {
         held.write(&header.inventory, cursors, recoveries);
         crash_point(Point::CountRecovery);
         count.store(recoveries, Ordering::Release);
+        // Not before the count, which an older engine that comes after us would make true.
+        let naps_of = recoveries.wrapping_add(1);
+        header.naps_of.store(naps_of, Ordering::Release);
     }
 
     /// Says that the engine is about to sleep; the caller fences and looks at the rings again.

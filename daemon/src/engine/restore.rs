@@ -65,7 +65,7 @@ fn restore_mapped(host: &mut EngineHost, mut port: Port) {
     }
     if port.fault().is_none() {
         port.recall_offers();
-        port.open();
+        port.open(host.core);
         port.count_recovery(&held);
     }
     host.ports.insert(port);

@@ -280,8 +280,9 @@ impl Engine {
         }
     }
 
-    /// Fires alarms, and rings one doorbell per port that has something new for a waiting application.
-    pub(super) fn ring_doorbells(&mut self, now: Nanos) {
+    /// Fires alarms, and wakes the applications that sleep and have something new; true if there were any.
+    pub(super) fn wake_applications(&mut self, now: Nanos) -> bool {
+        let mut any = false;
         let alarms = self.path.counters.loops.is_multiple_of(ALARM_LOOPS);
         for nth in 0..self.path.host.ports.count() {
             let number = self.path.host.ports.number(nth);
@@ -291,10 +292,12 @@ impl Engine {
             if alarms && port.fire_alarm(now) {
                 self.path.counters.alarms += 1;
             }
-            if port.ring_if_wanted() {
+            if port.wake_if_wanted() {
                 self.path.counters.doorbells += 1;
+                any = true;
             }
         }
+        any
     }
 
     /// Adds or changes a route, and tells the transport of nodes that can be reached now.

@@ -262,6 +262,7 @@ impl PortMemory {
             word.store(pair(reason as u32, state::CLOSED), Ordering::Release);
         }
         crate::engine::bell::ring(self.event_doorbell[0].as_fd());
+        // Who naps looks again by himself in a moment: his half is his, and no place for a supervisor to write.
         Ok(())
     }
 }

@@ -277,3 +277,68 @@ fn who_asks_is_told_of_faults() {
     assert!(other.receive().unwrap().is_none());
     assert_eq!(other.faults_recovered(), 4);
 }
+
+/// Waits for a message, whatever else comes first, and gives its buffer back.
+fn message(port: &mut Port) {
+    loop {
+        let event = port.blocking_receive(STEP).unwrap().expect("a message");
+        let came = matches!(event, Event::Received(_));
+        port.unknown(event);
+        if came {
+            return;
+        }
+    }
+}
+
+/// Binds the calling thread to where another process may run.
+fn beside(pid: i32) {
+    let cores = rustix::thread::sched_getaffinity(Pid::from_raw(pid)).unwrap();
+    rustix::thread::sched_setaffinity(None, &cores).unwrap();
+}
+
+// An exchange between two that sleep at once, each on its engine's core, so that each acknowledgement comes with the answer. Expect: an application is woken once for a
+// message, not once more for the end of its own; in some round at least, since answers that are slow are acknowledged by themselves.
+#[test]
+fn who_sleeps_is_woken_once_for_a_message() {
+    const ROUND: u64 = 500;
+    let cores = |node: u16| format!("[engine]\ncores = [{}]\nwait = \"yield\"\n", node - 1);
+    let cluster = Cluster::start_in(Lab::builder().build().unwrap(), cores);
+    let woken = || {
+        let counters = cluster.lab.node(1).report("counters").unwrap();
+        let count = &counters["engines"][0]["counters"]["doorbells"];
+        count.as_u64().expect("a counter")
+    };
+    let engine = |node: u16| cluster.daemon(node).engine_pids().unwrap()[0];
+    let mut ping = cluster.open(1, asleep(5));
+    let mut pong = cluster.open(2, asleep(5));
+    provide(&mut ping);
+    provide(&mut pong);
+    let (go, rounds) = channel();
+    std::thread::scope(|scope| {
+        let beside_pong = engine(2);
+        scope.spawn(move || {
+            beside(beside_pong);
+            for () in rounds {
+                for _ in 0..ROUND {
+                    message(&mut pong);
+                    pong.send_bytes((1, 5), b"pong", SendOptions::default())
+                        .unwrap();
+                }
+            }
+        });
+        beside(engine(1));
+        until("a round with few wakings", 6 * STEP, || {
+            go.send(()).unwrap();
+            let before = woken();
+            for _ in 0..ROUND {
+                ping.send_bytes((2, 5), b"ping", SendOptions::default())
+                    .unwrap();
+                message(&mut ping);
+            }
+            let often = woken() - before;
+            eprintln!("woken {often} times for {ROUND} messages");
+            (ROUND / 2..=ROUND * 5 / 4).contains(&often).then_some(())
+        });
+        drop(go);
+    });
+}

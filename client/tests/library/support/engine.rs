@@ -6,6 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use portolan_abi::MAX_MESSAGE_BYTES;
+use portolan_abi::doorbell::{self, Sleeper};
 use portolan_abi::event::{Certainty, Ends, Event, EventKind, Outcome};
 use portolan_abi::memory::{self, ClientHalf, EngineHalf};
 use portolan_abi::port::{CloseReason, PortGeometry, state};
@@ -38,6 +39,7 @@ pub struct FakePort {
     /// Messages to call delivered and drop.
     pub swallow: u32,
     alarm_fired: u64,
+    wakes_nappers: bool,
 }
 
 struct Pending {
@@ -96,6 +98,7 @@ impl FakePort {
             flags: Vec::new(),
             swallow: 0,
             alarm_fired: 0,
+            wakes_nappers: false,
         };
         (made, fds)
     }
@@ -106,11 +109,24 @@ impl FakePort {
         self.ring();
     }
 
+    /// From now on as an engine that wakes those that nap, bound to this core if to one.
+    pub fn wake_nappers(&mut self, core: Option<u32>) {
+        let header = self.engine.header();
+        let recovered = header.faults_recovered.load(Ordering::Relaxed);
+        header
+            .core
+            .store(core.map_or(0, |core| core + 1), Ordering::Relaxed);
+        header.naps_of.store(recovered + 1, Ordering::Relaxed);
+        self.wakes_nappers = true;
+    }
+
     /// Wakes the application if it sleeps.
     pub fn ring(&self) {
-        fence(Ordering::SeqCst);
-        if self.client.header().waiting.load(Ordering::Relaxed) != 0 {
-            self.ring_anyway();
+        let word = &self.client.header().waiting;
+        match doorbell::sleeper(word) {
+            Sleeper::Nobody => {}
+            Sleeper::Napping if self.wakes_nappers => doorbell::rouse(word),
+            Sleeper::AtBell | Sleeper::Napping => self.ring_anyway(),
         }
     }
 

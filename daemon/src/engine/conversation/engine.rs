@@ -165,7 +165,7 @@ impl Engine {
     #[inline]
     pub fn ring(&mut self) {
         if let Some(port) = self.host.ports.get_mut(PORT) {
-            port.ring_if_wanted();
+            port.wake_if_wanted();
         }
     }
 

@@ -225,6 +225,8 @@ impl Memory {
                 .words(offset_of!(LedgerHeader, engine_epoch), 1),
             self.engine_words
                 .words(offset_of!(EngineHeader, faults_recovered), 1),
+            self.engine_words
+                .words(offset_of!(EngineHeader, naps_of), 1),
             self.engine_words.words(
                 offset_of!(EngineHeader, inventory),
                 size_of::<Inventory>() / 8,

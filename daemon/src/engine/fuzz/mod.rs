@@ -359,7 +359,7 @@ impl Running {
         for number in [HONEST, HOSTILE] {
             if let Some(port) = host.ports.get_mut(number) {
                 port.fire_alarm(now);
-                port.ring_if_wanted();
+                port.wake_if_wanted();
                 port.announce_sleep();
                 port.has_work();
                 port.withdraw_sleep();

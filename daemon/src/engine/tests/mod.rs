@@ -7,6 +7,7 @@ mod ends;
 mod hostile;
 mod questions;
 mod stops;
+mod wakes;
 
 use std::os::fd::{AsFd, OwnedFd};
 
