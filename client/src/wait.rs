@@ -170,8 +170,7 @@ impl Port {
             now = later;
             if gave_way && self.is_in_its_engines_way() {
                 self.wait.looks.slept_instead();
-                let until = self.wakes_at().min(deadline);
-                self.nap(until.saturating_sub(now).min(NAP_NS));
+                self.nap(now, deadline);
                 if self.pending() {
                     return Ok(true);
                 }
@@ -201,15 +200,16 @@ impl Port {
     /// Sleeps once: until the engine wakes us, the earliest alarm, the deadline, or the daemon's end.
     fn sleep(&mut self, now: u64, deadline: u64) -> Result<(), PortError> {
         if !self.wait.napped && self.may_nap() {
-            let until = self.wakes_at().min(deadline);
-            self.nap(until.saturating_sub(now).min(NAP_NS));
+            self.nap(now, deadline);
             return Ok(());
         }
         self.sleep_long(now, deadline)
     }
 
-    /// Sleeps for at most so many nanoseconds, until the engine wakes us.
-    fn nap(&mut self, at_most_ns: u64) {
+    /// Sleeps for a moment: until the engine wakes us, the earliest alarm, the deadline.
+    fn nap(&mut self, now: u64, deadline: u64) {
+        let until = self.wakes_at().min(deadline);
+        let at_most_ns = until.saturating_sub(now).min(NAP_NS);
         let word = &self.memory.client().header().waiting;
         doorbell::announce_nap(word);
         let in_time = self.pending() || doorbell::nap(word, at_most_ns);

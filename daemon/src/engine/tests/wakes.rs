@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
@@ -35,10 +36,7 @@ fn served(host: &mut EngineHost) -> &mut Port {
 
 /// Something happens that the application is to know.
 fn publish(host: &mut EngineHost, client: &ClientHalf, at: u64) {
-    client
-        .header()
-        .alarm_at
-        .store(at, std::sync::atomic::Ordering::Relaxed);
+    client.header().alarm_at.store(at, Ordering::Relaxed);
     assert!(served(host).fire_alarm(at));
 }
 
@@ -144,13 +142,18 @@ fn an_engine_says_where_it_is_and_whom_it_wakes() {
         let (_host, ..) = port(&memory, core);
         let (_, engine) = memory.halves();
         let header = engine.header();
-        let relaxed = std::sync::atomic::Ordering::Relaxed;
         assert_eq!(
-            header.core.load(relaxed),
+            header.core.load(Ordering::Relaxed),
             core.map_or(0, |core| core as u32 + 1)
         );
-        assert_eq!(header.faults_recovered.load(relaxed) as usize, recovered);
-        assert_eq!(header.naps_of.load(relaxed) as usize, recovered + 1);
+        assert_eq!(
+            header.faults_recovered.load(Ordering::Relaxed) as usize,
+            recovered
+        );
+        assert_eq!(
+            header.naps_of.load(Ordering::Relaxed) as usize,
+            recovered + 1
+        );
     }
 }
 
@@ -158,14 +161,17 @@ fn an_engine_says_where_it_is_and_whom_it_wakes() {
 // take that one for one that wakes those that nap.
 #[test]
 fn an_older_engine_is_not_taken_for_one_that_wakes() {
-    let relaxed = std::sync::atomic::Ordering::Relaxed;
     for nth in 0.. {
         let memory = Memory::new();
         drop(port(&memory, None));
         let died = dies_at(nth, || drop(port(&memory, None)));
         let (_, engine) = memory.halves();
-        let recovered = engine.header().faults_recovered.fetch_add(1, relaxed) + 1;
-        let naps_of = engine.header().naps_of.load(relaxed);
+        let recovered = engine
+            .header()
+            .faults_recovered
+            .fetch_add(1, Ordering::Relaxed)
+            + 1;
+        let naps_of = engine.header().naps_of.load(Ordering::Relaxed);
         assert_ne!(naps_of, recovered + 1, "dead before {died:?}");
         if died.is_none() {
             assert!(nth > 2, "only {nth} crash points");
