@@ -66,14 +66,7 @@ impl Patience {
         delivered: bool,
         more: bool,
     ) -> bool {
-        if std::mem::take(&mut self.asked) {
-            self.lasts = if tokens {
-                self.least
-            } else {
-                let most = self.least.saturating_mul(MOST);
-                self.lasts.saturating_mul(2).min(most)
-            };
-        }
+        self.learn(tokens);
         self.delivered |= delivered;
         // Who gave an event and found no token in the same loop may well get one for it.
         let done = worked && delivered && !tokens && !more;
@@ -93,6 +86,26 @@ impl Patience {
             (self.since, self.busy, self.delivered) = (None, 0, false);
         }
         ends
+    }
+
+    /// What came of the core having been given away without an event for anybody, if it was.
+    #[inline]
+    fn learn(&mut self, tokens: bool) {
+        if std::mem::take(&mut self.asked) {
+            self.lasts = if tokens {
+                self.least
+            } else {
+                let most = self.least.saturating_mul(MOST);
+                self.lasts.saturating_mul(2).min(most)
+            };
+        }
+    }
+
+    /// The core is given away in the middle of a loop, to an application that was given an event; there were no tokens.
+    #[inline]
+    pub fn gave(&mut self) {
+        self.learn(false);
+        (self.since, self.busy, self.delivered) = (None, 0, false);
     }
 
     /// There was nothing to do for so long that what was learned is old.
@@ -192,6 +205,21 @@ mod tests {
         assert!(loops.ends(false, false, true, false));
         assert_eq!(loops.wait(), LEAST);
         assert_eq!(loops.wait(), 2 * LEAST);
+    }
+
+    // The core is given away in the middle of a loop, after it was in vain, and for an event of the same loop. Expect: what was in vain counts; the loop's end does
+    // not give it away again, and nothing is concluded from what comes of it.
+    #[test]
+    fn who_had_the_core_in_the_middle_of_a_loop_does_not_get_it_at_its_end() {
+        let mut loops = Loops::new();
+        assert_eq!(loops.wait(), LEAST);
+        loops.patience.gave();
+        assert!(!loops.ends(true, true, false, false));
+        assert_eq!(loops.wait(), 2 * LEAST);
+        assert!(!loops.ends(false, false, false, false));
+        loops.clock += 100 * LEAST;
+        loops.patience.gave();
+        assert!(!loops.ends(false, false, false, false), "given away twice");
     }
 
     // It was in vain, then loop after loop finds frames. Expect: as in the beginning, from so many on; an exchange of single messages is none.

@@ -283,6 +283,7 @@ impl Standby {
         }
         let mut engine = Engine {
             path: Path {
+                seen: Default::default(),
                 node: self.config.node,
                 queue: self.config.queue,
                 xsk,
@@ -314,7 +315,6 @@ impl Standby {
             _own_wake: self.own_wake,
             next_control: 0,
             next_counters: 0,
-            put_off: false,
             kept: false,
         };
         let max_frame = engine.path.encap.max_frame();

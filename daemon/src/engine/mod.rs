@@ -46,6 +46,7 @@ mod encap;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod host;
+mod inbound;
 mod inventory;
 pub mod latency;
 mod ledger_facts;
@@ -167,8 +168,6 @@ struct Engine {
     _own_wake: OwnedFd,
     next_control: Nanos,
     next_counters: Nanos,
-    /// What is due was put off in the last turn.
-    put_off: bool,
     /// The core was not given away in the last turn although it was time.
     kept: bool,
 }
@@ -176,10 +175,16 @@ struct Engine {
 impl Engine {
     /// The duty cycle. False: leave.
     fn turn(&mut self, link: &mut Link) -> anyhow::Result<bool> {
-        let now = now();
+        let mut now = self::now();
         self.path.host.now = now;
         let mut worked = self.path.receive(now);
         worked |= self.path.drain_crossings(now);
+        if self.gives_way_at_once() {
+            self.path.wake_neighbours();
+            self.give_way();
+            now = self::now();
+            self.path.host.now = now;
+        }
         let tokens = self.serve_ports(now, link);
         worked |= tokens;
         worked |= self.path.transmit(now);
@@ -189,20 +194,14 @@ impl Engine {
             self.serve_buffers(now);
         }
         let delivered = std::mem::take(&mut self.path.host.delivered);
-        let more = delivered
-            && !tokens
-            && (self.path.blocked || self.has_news() || self.path.is_crossed());
-        // Nor does what is due hold up an application that was given something; but not twice in a row.
-        self.put_off = delivered && !tokens && !more && !self.put_off;
-        // One that sleeps is woken once for all there is: another waking takes longer than what is put off.
-        if !self.put_off || self.path.host.ports.sleepy() {
-            worked |= self.path.timers(now);
-        }
+        let more = delivered && !tokens && (self.path.blocked || self.is_asked());
+        // Who sleeps is woken once for all there is: another waking takes longer.
+        worked |= self.path.timers(now);
         let woken = self.wake_applications(now);
         self.path.wake_neighbours();
         self.beat(worked);
 
-        if !self.put_off && !self.housekeeping(now, link)? {
+        if !self.housekeeping(now, link)? {
             return Ok(false);
         }
         let worked = worked || self.path.blocked;
@@ -227,6 +226,19 @@ impl Engine {
             self.look();
         }
         Ok(true)
+    }
+
+    /// Whether an application was given something in this turn, which it is awake to take, and nobody waits for anything else: it has the core before what is left
+    /// of the turn.
+    #[inline]
+    fn gives_way_at_once(&mut self) -> bool {
+        let gives_way = self.path.host.delivered
+            && !self.path.endpoint.has_frames()
+            && !self.is_asked()
+            && !self.path.host.ports.sleepy()
+            && self.waiter.gives_way_at_once();
+        self.path.host.delivered &= !gives_way;
+        gives_way
     }
 
     /// What holds up neither a frame nor an application that was given something: the end of a sleep, the link, the counters. False: leave.
@@ -366,6 +378,12 @@ impl Engine {
         for neighbour in &self.path.neighbours {
             neighbour.from.announce_sleep(asleep);
         }
+    }
+
+    /// Whether there is something to do.
+    #[inline]
+    fn is_asked(&mut self) -> bool {
+        self.has_news() || self.path.is_crossed()
     }
 
     fn has_work(&mut self) -> bool {

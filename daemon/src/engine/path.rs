@@ -9,23 +9,22 @@
 //! so that high priority never queues behind a deep ring (transport.md §11.2). While the link is down, frames are still taken
 //! from the transport: those for this node arrive, the others are lost, as on any broken wire.
 
-use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
 use portolan_abi::tap::Way;
 use portolan_transport::Endpoint;
-use portolan_transport::endpoint::Transmit;
 use portolan_transport::ident::{Nanos, Priority};
 
 use crate::credit_budget::CreditBudget;
-use crate::xsk::{CHUNK_SIZE, KickOutcome, MAX_SEGMENTS, TxSlot, Xsk};
+use crate::xsk::{CHUNK_SIZE, KickOutcome, TxSlot, Xsk};
 
 use super::bell;
 use super::busy_poll::BusyPoll;
 use super::counters::EngineCounters;
 use super::crossing::{CrossingReceiver, CrossingSender};
-use super::encap::{Encapsulation, Inner, REPEATABLE};
+use super::encap::Encapsulation;
 use super::host::EngineHost;
+use super::inbound::{Inbound, Seen};
 use super::routes::Routes;
 use super::suspect::Suspect;
 use super::tap::Tap;
@@ -71,6 +70,8 @@ pub struct Path {
     pub xsk: Xsk<'static>,
     /// Outer headers.
     pub encap: Encapsulation,
+    /// Outer headers that came last.
+    pub(super) seen: Seen,
     /// Where nodes are.
     pub routes: Routes,
     /// The node's other engines.
@@ -144,6 +145,7 @@ impl Path {
             queue,
             suspect,
             tap,
+            seen,
             ..
         } = self;
         let umem = xsk.umem_address();
@@ -153,6 +155,7 @@ impl Path {
             now,
             queue: *queue,
             encap,
+            seen,
             routes,
             neighbours,
             endpoint,
@@ -233,9 +236,11 @@ impl Path {
         self.keep_filled();
         self.blocked = false;
         let down = now < self.down_until;
-        // Routes do not change meanwhile.
-        let mut last = None;
         for written in 0..TX_BUDGET {
+            // Most looks find nothing, and need no slot for it.
+            if !self.endpoint.has_frames() {
+                return written > 0;
+            }
             let more = if down {
                 self.transmit_without_wire(now)
             } else {
@@ -243,7 +248,7 @@ impl Path {
                     self.blocked = true;
                     return written > 0;
                 };
-                self.transmit_one(now, slot, &mut last)
+                self.transmit_one(now, slot)
             };
             if !more {
                 return written > 0;
@@ -266,13 +271,7 @@ impl Path {
         self.xsk.tx_slot()
     }
 
-    /// `last`: the frame before, and its outer headers if they can be repeated.
-    fn transmit_one(
-        &mut self,
-        now: Nanos,
-        slot: TxSlot,
-        last: &mut Option<(Transmit, [u8; REPEATABLE])>,
-    ) -> bool {
+    fn transmit_one(&mut self, now: Nanos, slot: TxSlot) -> bool {
         let head = self.encap.overhead();
         let buffer = self.xsk.tx_buffer(&slot);
         let Some((_, room)) = buffer.split_at_mut_checked(head) else {
@@ -301,7 +300,7 @@ impl Path {
         } else {
             let high = frame.priority == Priority::High;
             let (node, queue) = (frame.peer.node.0, frame.peer.queue);
-            let built = if let Some((_, headers)) = last.as_ref().filter(|l| l.0 == frame)
+            let built = if let Some(headers) = self.routes.repeated(&frame)
                 && let Some(to) = whole.first_chunk_mut()
             {
                 *to = *headers;
@@ -310,7 +309,7 @@ impl Path {
                 let target = self.routes.target(node, queue, frame.flow, high);
                 let built = target.and_then(|target| self.encap.build(whole, &target));
                 let repeatable = built.and_then(|()| self.encap.repeatable(whole));
-                *last = repeatable.map(|headers| (frame, headers));
+                self.routes.remember(frame, repeatable);
                 built
             };
             match built {
@@ -463,7 +462,7 @@ fn hand_round(
     }
 }
 
-fn cross(
+pub(super) fn cross(
     queue: u8,
     segments: &[&[u8]],
     neighbours: &mut [Neighbour],
@@ -475,70 +474,6 @@ fn cross(
         Some(false) => counters.crossing_full += 1,
         None => counters.no_route += 1,
     }
-}
-
-/// What a received frame meets.
-struct Inbound<'p> {
-    now: Nanos,
-    queue: u8,
-    encap: &'p Encapsulation,
-    routes: &'p Routes,
-    neighbours: &'p mut Vec<Neighbour>,
-    endpoint: &'p mut Endpoint,
-    host: &'p mut EngineHost,
-    counters: &'p mut EngineCounters,
-}
-
-impl Inbound<'_> {
-    /// A frame as it came from the wire.
-    fn frame(&mut self, segments: &[&[u8]]) {
-        let total = segments.iter().map(|segment| segment.len()).sum();
-        let first = segments.first().copied().unwrap_or_default();
-        let inner = match self.encap.parse(first, total) {
-            Ok(inner) => inner,
-            Err(error) => return self.counters.count_outer(error),
-        };
-        let mut trimmed: [&[u8]; MAX_SEGMENTS] = [&[]; MAX_SEGMENTS];
-        let count = trim(segments, &inner, &mut trimmed);
-        self.transport_frame(trimmed.get(..count).unwrap_or_default(), inner.source);
-    }
-
-    /// The transport frame inside. Sender and receiving queue are read before anything is verified (wire.md §2): they only decide who
-    /// gets to look.
-    fn transport_frame(&mut self, segments: &[&[u8]], source: Option<IpAddr>) {
-        if let Some(header) = segments.first().and_then(|first| first.first_chunk::<14>()) {
-            let sender = u16::from_be_bytes([header[8], header[9]]);
-            if !self.routes.allows(sender, source) {
-                self.counters.outer_source += 1;
-                return;
-            }
-            let queue = header[13];
-            if queue != self.queue && usize::from(queue) <= self.neighbours.len() {
-                return cross(queue, segments, self.neighbours, self.counters);
-            }
-        }
-        // Refusals are counted by the transport.
-        let _ = self.endpoint.handle_frame(self.now, segments, self.host);
-    }
-}
-
-/// Cuts the outer headers and what follows the transport frame off; returns how many segments are left, the first of them perhaps
-/// empty.
-fn trim<'s>(segments: &[&'s [u8]], inner: &Inner, to: &mut [&'s [u8]; MAX_SEGMENTS]) -> usize {
-    let mut left = inner.len;
-    let mut count = 0;
-    for (index, (segment, place)) in segments.iter().zip(to.iter_mut()).enumerate() {
-        let from = if index == 0 { inner.at } else { 0 };
-        let bytes = segment.get(from..).unwrap_or_default();
-        let bytes = bytes.get(..left.min(bytes.len())).unwrap_or_default();
-        if bytes.is_empty() && index > 0 {
-            break;
-        }
-        left -= bytes.len();
-        *place = bytes;
-        count = index + 1;
-    }
-    count
 }
 
 #[cfg(test)]
@@ -574,27 +509,5 @@ mod tests {
         let crossed = counters.crossed;
         cross(1, &[b"frame"], &mut neighbours, &mut counters);
         assert_eq!(counters.crossed, crossed + 1);
-    }
-
-    #[test]
-    fn what_surrounds_a_transport_frame_is_cut_off() {
-        let inner = |at, len| Inner {
-            at,
-            len,
-            source: None,
-        };
-        let cut = |segments: &[&'static [u8]], inner: Inner| {
-            let mut to: [&[u8]; MAX_SEGMENTS] = [&[]; MAX_SEGMENTS];
-            let count = trim(segments, &inner, &mut to);
-            to[..count].iter().map(|s| s.to_vec()).collect::<Vec<_>>()
-        };
-        assert_eq!(cut(&[b"hhABCpp"], inner(2, 3)), [b"ABC".to_vec()]);
-        assert_eq!(
-            cut(&[b"hhABC", b"DE", b"Fp"], inner(2, 6)),
-            [&b"ABC"[..], b"DE", b"F"]
-        );
-        assert_eq!(cut(&[b"hhABC", b"pp"], inner(2, 3)), [b"ABC".to_vec()]);
-        assert_eq!(cut(&[b"hh", b"AB"], inner(2, 2)), [&b""[..], b"AB"]);
-        assert_eq!(cut(&[b"hh"], inner(2, 0)), [b"".to_vec()]);
     }
 }

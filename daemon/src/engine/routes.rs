@@ -9,7 +9,9 @@ use std::net::IpAddr;
 
 use crate::engine_link::Route;
 
-use super::encap::{Encapsulation, Target};
+use portolan_transport::endpoint::Transmit;
+
+use super::encap::{Encapsulation, REPEATABLE, Target};
 
 /// A resolved route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +35,8 @@ pub struct Routes {
     own: u16,
     hops: Vec<Option<Hop>>,
     names: BTreeMap<u16, String>,
+    /// The last frame whose outer headers were built, and those.
+    last: Option<(Transmit, [u8; REPEATABLE])>,
 }
 
 impl Routes {
@@ -42,11 +46,13 @@ impl Routes {
             own,
             hops: vec![None; usize::from(u16::MAX) + 1],
             names: BTreeMap::new(),
+            last: None,
         }
     }
 
     /// Adds or changes a route.
     pub fn set(&mut self, route: &Route, encapsulation: &Encapsulation) -> Change {
+        self.last = None;
         self.names.insert(route.node, route.name.clone());
         if route.node == self.own {
             // Looped back inside the engines: needs no address.
@@ -73,8 +79,24 @@ impl Routes {
 
     /// Forgets a node.
     pub fn remove(&mut self, node: u16) {
+        self.last = None;
         self.hops[usize::from(node)] = None;
         self.names.remove(&node);
+    }
+
+    /// The outer headers of the last frame that had such, if this one is as long and goes the same way.
+    #[inline]
+    pub fn repeated(&self, frame: &Transmit) -> Option<&[u8; REPEATABLE]> {
+        self.last
+            .as_ref()
+            .filter(|last| last.0 == *frame)
+            .map(|last| &last.1)
+    }
+
+    /// Remembers the outer headers of a frame, if they can be repeated.
+    #[inline]
+    pub fn remember(&mut self, frame: Transmit, headers: Option<[u8; REPEATABLE]>) {
+        self.last = headers.map(|headers| (frame, headers));
     }
 
     /// Where frames for a node go; `None` while it is unresolved.
@@ -107,6 +129,8 @@ impl Routes {
 
 #[cfg(test)]
 mod tests {
+    use portolan_transport::ident::{NodeId, Peer, Priority};
+
     use super::*;
     use crate::engine::encap::tests::config;
     use crate::engine_link::Encap;
@@ -132,6 +156,32 @@ mod tests {
         route.mac = None;
         assert_eq!(routes.set(&route, &ours), Change::None);
         assert_eq!(routes.target(2, 1, 7, true).unwrap().mac, [6; 6]);
+        // Outer headers are repeated for as long as no route has changed.
+        let frame = Transmit {
+            peer: Peer {
+                node: NodeId::new(2).unwrap(),
+                queue: 1,
+            },
+            len: 100,
+            priority: Priority::High,
+            flow: 7,
+        };
+        let longer = Transmit { len: 101, ..frame };
+        let remember = |routes: &mut Routes| {
+            routes.remember(frame, Some([1; REPEATABLE]));
+            assert_eq!(routes.repeated(&frame), Some(&[1; REPEATABLE]));
+            assert_eq!(routes.repeated(&longer), None);
+        };
+        remember(&mut routes);
+        routes.remember(frame, None);
+        assert_eq!(routes.repeated(&frame), None);
+        remember(&mut routes);
+        route.mac = Some([8; 6]);
+        routes.set(&route, &ours);
+        assert_eq!(routes.repeated(&frame), None);
+        remember(&mut routes);
+        routes.remove(3);
+        assert_eq!(routes.repeated(&frame), None);
         // Another address claims to be node 2.
         assert!(routes.allows(2, Some("10.0.0.2".parse().unwrap())));
         assert!(!routes.allows(2, Some("10.0.0.3".parse().unwrap())));

@@ -101,6 +101,16 @@ impl Waiter {
         self.idle_since = None;
     }
 
+    /// An application was given something: may it have the core at once, in the middle of a loop? Then it is given away now.
+    #[inline]
+    pub fn gives_way_at_once(&mut self) -> bool {
+        let gives_way = self.mode != Wait::Busy;
+        if gives_way {
+            self.patience.gave();
+        }
+        gives_way
+    }
+
     /// After a loop that found work or did not, tokens of an application or none, gave one an event or did not, and left something to do or
     /// nothing.
     pub fn after_loop(

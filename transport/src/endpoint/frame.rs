@@ -8,12 +8,13 @@
 //!
 //! Rejected: to judge the header of every frame alike: HELLO and RESET come from those whose incarnation is not known yet.
 
+use super::hello::{RESET_INCARNATION, truncate};
 use super::late::Late;
 use super::peer::Reply;
-use super::{Endpoint, FrameError};
+use super::{Endpoint, FrameError, PeerState};
 use crate::host::Host;
-use crate::ident::{Nanos, NodeId, Peer};
-use crate::wire::{self, Chunk};
+use crate::ident::{Nanos, NodeId, Peer, Priority};
+use crate::wire::{self, Chunk, FrameHeader};
 
 impl Endpoint {
     /// Takes a received frame, given as its segments in order. An error says why the frame, or the rest of it after its handshake
@@ -67,8 +68,16 @@ impl Endpoint {
         // Only ever in front of what it would hold up.
         if let Some((stream, base)) = chunks.ack() {
             let peer = self
-                .admit(now, from, header, host)
+                .recognize(now, from, header, host)
                 .inspect_err(|_| self.counters.chunks_received += 1)?;
+            // There is nothing that it would hold up if it is alone.
+            let header = match chunks.is_over() {
+                true => {
+                    self.hear_recognized(now, peer, header, host);
+                    None
+                }
+                false => self.hear_or_note(now, peer, header, host),
+            };
             admitted = Some(peer);
             (known_chunks, self.counters.chunks_received) = (1, self.counters.chunks_received + 1);
             self.late = Some(Late {
@@ -76,6 +85,7 @@ impl Endpoint {
                 stream,
                 base,
                 came_at: now,
+                header,
             });
         }
         let mut delivered = 0;
@@ -140,6 +150,87 @@ impl Endpoint {
             self.admit(now, from, header, host)?; // its header says something
         }
         refused.map_or(Ok(()), Err)
+    }
+
+    /// Checks a frame's header before its stream chunks are believed, and learns from it.
+    fn admit<H: Host>(
+        &mut self,
+        now: Nanos,
+        from: Peer,
+        header: &FrameHeader,
+        host: &mut H,
+    ) -> Result<u32, FrameError> {
+        let slot = self.recognize(now, from, header, host)?;
+        self.hear_recognized(now, slot, header, host);
+        Ok(slot)
+    }
+
+    /// Checks a frame's header before its stream chunks are believed. Nothing of what it says is learned but that its writer is there.
+    fn recognize<H: Host>(
+        &mut self,
+        now: Nanos,
+        from: Peer,
+        header: &FrameHeader,
+        host: &mut H,
+    ) -> Result<u32, FrameError> {
+        let ours = truncate(self.config.incarnation);
+        let slot = match self.heard_last(from) {
+            Some(slot) => Some(slot),
+            None => self.recall_for(now, from, header.src_incarnation, host),
+        };
+        let entry = slot.and_then(|slot| Some((slot, self.peers.get(slot)?)));
+        let Some((slot, entry)) = entry.filter(|_| header.dst_incarnation == ours) else {
+            self.reset(now, from, header, (RESET_INCARNATION, 0));
+            return Err(FrameError::WrongIncarnation);
+        };
+        if entry.incarnation == 0 || truncate(entry.incarnation) != header.src_incarnation {
+            if entry.hello_outstanding {
+                return Err(FrameError::NotAssociated); // HELLO is on its way already
+            }
+            self.reset(now, from, header, (RESET_INCARNATION, 0));
+            return Err(FrameError::WrongIncarnation);
+        }
+        self.learn_epoch(now, slot, header, host)?;
+        let Some(entry) = self.peers.get_mut(slot) else {
+            return Err(FrameError::NotAssociated);
+        };
+        entry.last_heard = now;
+        entry.waiting_since = None;
+        self.heard = Some(slot);
+        Ok(slot)
+    }
+
+    /// Learns from the header of a frame that was recognized.
+    pub(super) fn hear_recognized<H: Host>(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        header: &FrameHeader,
+        host: &mut H,
+    ) {
+        let Some(entry) = self.peers.get_mut(slot) else {
+            return;
+        };
+        let idle = entry.state == PeerState::Idle;
+        let back = idle && entry.greeted;
+        if back {
+            entry.state = PeerState::Up;
+        }
+        let waiting = [entry.active[0].is_empty(), entry.active[1].is_empty()];
+        self.hear(now, slot, header);
+        if back {
+            // Silent for too long, and here it is again; both incarnations still fit.
+            self.offer_share(now, slot);
+            self.peer_up(now, slot, host);
+        } else if idle {
+            // A restored engine gave the peer up before it ever heard it. Answers need an association.
+            self.connect(now, slot);
+        }
+        for (priority, empty) in [Priority::Low, Priority::High].into_iter().zip(waiting) {
+            if !empty {
+                self.mark_ready(slot, priority);
+            }
+        }
     }
 
     /// A chunk of an associated peer: to the sending end, or to the receiving end.

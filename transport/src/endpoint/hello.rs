@@ -34,7 +34,7 @@ pub(super) const WIRE_MAX: u8 = 1;
 pub(super) const MIN_FRAME: u16 = 512;
 
 /// RESET: an incarnation did not match.
-const RESET_INCARNATION: u8 = 1;
+pub(super) const RESET_INCARNATION: u8 = 1;
 const RESET_CLUSTER: u8 = 2;
 const RESET_VERSION: u8 = 3;
 const RESET_POLICY: u8 = 4;
@@ -424,63 +424,8 @@ impl Endpoint {
         (self.peers.get(slot)?.id == from).then_some(slot)
     }
 
-    /// Checks a frame's header before its stream chunks are believed, and learns from it.
-    pub(super) fn admit<H: Host>(
-        &mut self,
-        now: Nanos,
-        from: Peer,
-        header: &FrameHeader,
-        host: &mut H,
-    ) -> Result<u32, FrameError> {
-        let ours = truncate(self.config.incarnation);
-        let slot = match self.heard_last(from) {
-            Some(slot) => Some(slot),
-            None => self.recall_for(now, from, header.src_incarnation, host),
-        };
-        let entry = slot.and_then(|slot| Some((slot, self.peers.get(slot)?)));
-        let Some((slot, entry)) = entry.filter(|_| header.dst_incarnation == ours) else {
-            self.reset(now, from, header, (RESET_INCARNATION, 0));
-            return Err(FrameError::WrongIncarnation);
-        };
-        if entry.incarnation == 0 || truncate(entry.incarnation) != header.src_incarnation {
-            if entry.hello_outstanding {
-                return Err(FrameError::NotAssociated); // HELLO is on its way already
-            }
-            self.reset(now, from, header, (RESET_INCARNATION, 0));
-            return Err(FrameError::WrongIncarnation);
-        }
-        self.learn_epoch(now, slot, header, host)?;
-        let Some(entry) = self.peers.get_mut(slot) else {
-            return Err(FrameError::NotAssociated);
-        };
-        entry.last_heard = now;
-        entry.waiting_since = None;
-        let idle = entry.state == PeerState::Idle;
-        let back = idle && entry.greeted;
-        if back {
-            entry.state = PeerState::Up;
-        }
-        let waiting = [entry.active[0].is_empty(), entry.active[1].is_empty()];
-        self.hear(now, slot, header);
-        if back {
-            // Silent for too long, and here it is again; both incarnations still fit.
-            self.offer_share(now, slot);
-            self.peer_up(now, slot, host);
-        } else if idle {
-            // A restored engine gave the peer up before it ever heard it. Answers need an association.
-            self.connect(now, slot);
-        }
-        for (priority, empty) in [Priority::Low, Priority::High].into_iter().zip(waiting) {
-            if !empty {
-                self.mark_ready(slot, priority);
-            }
-        }
-        self.heard = Some(slot);
-        Ok(slot)
-    }
-
     /// Compares engine epochs; a successor voids everything volatile. So does an engine that was taken for dead and has heard us since.
-    fn learn_epoch<H: Host>(
+    pub(super) fn learn_epoch<H: Host>(
         &mut self,
         now: Nanos,
         slot: u32,
@@ -514,7 +459,13 @@ impl Endpoint {
 
     /// Answers a frame whose header does not fit.
     #[cold]
-    fn reset(&mut self, now: Nanos, to: Peer, header: &FrameHeader, (reason, detail): (u8, u8)) {
+    pub(super) fn reset(
+        &mut self,
+        now: Nanos,
+        to: Peer,
+        header: &FrameHeader,
+        (reason, detail): (u8, u8),
+    ) {
         self.resets.push(
             now,
             Reset {

@@ -11,7 +11,10 @@
 //! is acted on, by what is known then; the answer's time stamp is still the newest, since no frame was heard since. An engine that dies
 //! with one has lost one frame's answer.
 //!
-//! Rejected: to let the header's own news (credit, round trip) wait too, since the frame that leaves in between echoes them; a queue, since one frame has
+//! So do the header's news (credit, round trip, congestion), which take as long as all that is checked of a frame: but for its time stamp, which the frame that leaves
+//! in between echoes, and only while neither side is near the end of its credit, nothing waits to be sent, and none of it is asked back.
+//!
+//! Rejected: a queue, since one frame has
 //! one of them; to put it behind the messages on the wire, since a receiver would still have to know that it may go first.
 //!
 //! Invariant: at most one, and none while a frame is being read but of that frame.
@@ -20,10 +23,10 @@ use super::Endpoint;
 use crate::host::Host;
 use crate::ident::Nanos;
 use crate::wire::chunk::Received;
-use crate::wire::{Chunk, StreamRef};
+use crate::wire::{Chunk, FrameHeader, StreamRef};
 
 /// An acknowledgement that waits.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Late {
     /// Who said it.
     pub peer: u32,
@@ -33,6 +36,8 @@ pub(super) struct Late {
     pub base: u32,
     /// When it came.
     pub came_at: Nanos,
+    /// The frame's header, if most of what it says waits too.
+    pub header: Option<FrameHeader>,
 }
 
 impl Endpoint {
@@ -44,8 +49,37 @@ impl Endpoint {
         }
     }
 
+    /// Learns from the header of a frame that begins with an ACK, or, where nothing hangs on that, what the next frame to its writer repeats of it;
+    /// the rest is in what is returned then.
+    #[inline]
+    pub(super) fn hear_or_note<H: Host>(
+        &mut self,
+        now: Nanos,
+        peer: u32,
+        header: &FrameHeader,
+        host: &mut H,
+    ) -> Option<FrameHeader> {
+        let policy = &self.config.policy;
+        match self.peers.get_mut(peer) {
+            Some(entry) if entry.is_at_ease(header, policy) => {
+                entry.stamps.note(now, header);
+                Some(*header)
+            }
+            _ => {
+                self.hear_recognized(now, peer, header, host);
+                None
+            }
+        }
+    }
+
     #[inline(never)]
     fn act_on_late<H: Host>(&mut self, now: Nanos, late: Late, host: &mut H) {
+        // Whoever it was may have been forgotten since.
+        if let Some(header) = &late.header
+            && (self.peers.get(late.peer)).is_some_and(|entry| entry.wrote(header))
+        {
+            self.hear_recognized(late.came_at, late.peer, header, host);
+        }
         let ack = Chunk::Ack {
             stream: late.stream,
             base: late.base,

@@ -392,7 +392,7 @@ impl Endpoint {
     /// When [`handle_timeout`](Self::handle_timeout) wants to be called next, absolute; due if not after `now`. May be earlier than
     /// anything really happens.
     pub fn poll_timeout(&self) -> Option<Nanos> {
-        match self.late {
+        match &self.late {
             Some(late) => Some(late.came_at),
             None => self.timers.next(),
         }

@@ -12,6 +12,7 @@ use alloc::string::String;
 
 use super::congestion::Window;
 use super::credit::Credit;
+use super::hello::truncate;
 use super::path::Path;
 use super::round_trip::{Heard, Rtt, Stamps};
 use super::{Misfit, PeerState};
@@ -256,6 +257,26 @@ impl PeerEntry {
     /// Receive buffers of theirs that may be filled unasked now.
     pub(super) fn may_fill(&self, policy: &Policy) -> u32 {
         self.credit.left().min(self.window.room(policy))
+    }
+
+    /// Whether it wrote a frame with this header, as it is known now.
+    pub(super) fn wrote(&self, header: &FrameHeader) -> bool {
+        let id = (header.src_node, header.src_queue);
+        id == (self.id.node.0, self.id.queue)
+            && truncate(self.incarnation) == header.src_incarnation
+            && self.engine_epoch == Some(header.engine_epoch)
+    }
+
+    /// Whether it makes no difference if what this header of its frame says is learned a moment later: nothing waits for it, and both sides may send half of what they
+    /// ever may, without it.
+    #[inline]
+    pub(super) fn is_at_ease(&self, header: &FrameHeader, policy: &Policy) -> bool {
+        let half = policy.eager_buffers / 2;
+        self.is_up()
+            && self.active.iter().all(|queue| queue.is_empty())
+            && !header.return_credit
+            && self.credit.is_far_from_its_end(header, half)
+            && self.may_fill(policy) >= half
     }
 
     /// Whether a message that the credit does not cover goes as a request: it will not be covered by waiting.

@@ -181,11 +181,17 @@ impl Stamps {
         }
     }
 
-    /// Learns from a frame that came now.
-    pub(super) fn learn(&mut self, now: Nanos, header: &FrameHeader) -> Heard {
+    /// Notes what a frame that is written now repeats of one that came now.
+    #[inline]
+    pub(super) fn note(&mut self, now: Nanos, header: &FrameHeader) {
         if self.is_newer(now, header.sent_at) {
             (self.theirs, self.came_at) = (header.sent_at, now);
         }
+    }
+
+    /// Learns from a frame that came now.
+    pub(super) fn learn(&mut self, now: Nanos, header: &FrameHeader) -> Heard {
+        self.note(now, header);
         let mut heard = Heard {
             horizon: 0,
             rtt: None,

@@ -45,11 +45,16 @@ impl Endpoint {
         host: &mut H,
     ) -> Option<Transmit> {
         // Most polls find nothing.
-        let ready = self.ready[0].len() | self.ready[1].len();
-        if ready == 0 && !self.has_errands() {
+        if !self.has_frames() {
             return None;
         }
         self.next_frame(now, to, host)
+    }
+
+    /// Whether [`Self::poll_transmit`] may find anything: asked for less than the room that it wants to write into.
+    #[inline]
+    pub fn has_frames(&self) -> bool {
+        self.ready[0].len() | self.ready[1].len() != 0 || self.has_errands()
     }
 
     #[inline(never)]

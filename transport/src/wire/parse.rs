@@ -274,6 +274,12 @@ impl<'a> Chunks<'a> {
         view
     }
 
+    /// Whether the walk is at its end.
+    #[inline]
+    pub(crate) fn is_over(&self) -> bool {
+        self.left == 0 && self.run.left == 0
+    }
+
     /// Passes over a plain ACK, if that is the next chunk: the stream it names, and the next number it wants.
     #[inline(always)]
     pub(crate) fn ack(&mut self) -> Option<(StreamRef, u32)> {

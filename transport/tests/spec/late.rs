@@ -2,12 +2,25 @@
 
 use portolan_sim::puppet::{Puppet, Say};
 use portolan_transport::host::{Reason, SendStatus};
+use portolan_transport::policy::{AckMode, Policy};
 
-use super::{any, puppet};
+use super::{any, policy};
+
+/// What the endpoint may fill at the puppet, and the puppet at the endpoint, as the endpoint knows; and the round trip.
+fn known(p: &Puppet) -> (u32, u32, u64) {
+    let mut peers = p.endpoint.peers();
+    peers
+        .next()
+        .map_or((0, 0, 0), |peer| (peer.credit, peer.given, peer.rtt_ns))
+}
 
 /// A puppet whose stream is open, so that its messages are short in every sense, and that owes an acknowledgement.
 fn asked() -> Puppet {
-    let mut p = puppet();
+    asked_under(policy())
+}
+
+fn asked_under(policy: Policy) -> Puppet {
+    let mut p = Puppet::new(policy, 8);
     let first = p.eager(0);
     p.says(first);
     p.sends(100);
@@ -104,4 +117,58 @@ fn s6_1_what_happens_meanwhile() {
     assert_eq!(p.status(0), None, "{lines:?}");
     p.says(p.hello(portolan_sim::puppet::OUR_INCARNATION));
     assert_eq!(p.says(p.ack(1))[..1], ["completes 0 Delivered".to_owned()]);
+}
+
+// It comes with a message, and the header in front of both says that more may be sent. Expect: what left in between echoes the header's time stamp; its credit and its
+// round trip are known when the acknowledgement is.
+#[test]
+fn s6_1_the_header_waits_with_it() {
+    let mut p = asked();
+    let before = known(&p);
+    p.credit += 3;
+    p.rtt = 40_000;
+    p.now += 100_000;
+    let said_at = (p.now + 1_000) as u32;
+    says(&mut p, 1, 1, None);
+    assert_eq!(known(&p), before, "it did not wait");
+    assert_eq!(p.heard.last().unwrap().header.echo, said_at);
+    // However long that takes.
+    p.now += 500_000;
+    p.waits(0);
+    let after = known(&p);
+    assert_eq!((after.0, after.1), (before.0 + 4, before.1 - 1));
+    let exact = (7 * before.2 + 40_000) / 8;
+    assert!(after.2.abs_diff(exact) < 100, "{before:?} {after:?}");
+}
+
+// The same where the credit of either side is half used, is asked back, or somebody waits for it. Expect: it is known at once.
+#[test]
+fn s6_1_the_header_waits_only_where_that_does_not_matter() {
+    let few = Policy {
+        eager_buffers: 4,
+        ..policy()
+    };
+    // Ours: one of four is left.
+    let mut p = asked_under(few);
+    p.sends(100);
+    p.sends(100);
+    assert_eq!(known(&p).0, 1);
+    says(&mut p, 1, 1, None);
+    assert_eq!(known(&p).0, 4);
+
+    // Theirs: one of four is left behind this frame. What leaves in between says that it has four again.
+    let mut p = asked_under(few);
+    for number in 1..3 {
+        let message = p.eager(number);
+        p.says(message.acked(AckMode::Lazy));
+    }
+    says(&mut p, 1, 3, None);
+    p.waits(0);
+    assert_eq!(known(&p).1, 4);
+
+    // Asked back.
+    let mut p = asked();
+    p.header.return_credit = true;
+    says(&mut p, 1, 1, None);
+    assert_eq!(known(&p).0, 0);
 }
