@@ -220,6 +220,10 @@ mod tests {
         loops.clock += 100 * LEAST;
         loops.patience.gave();
         assert!(!loops.ends(false, false, false, false), "given away twice");
+        // An event whose application was to have the core at the next empty loop.
+        assert!(!loops.ends(true, true, true, false));
+        loops.patience.gave();
+        assert!(!loops.ends(false, false, false, false), "given away twice");
     }
 
     // It was in vain, then loop after loop finds frames. Expect: as in the beginning, from so many on; an exchange of single messages is none.

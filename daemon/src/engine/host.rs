@@ -34,7 +34,7 @@ pub struct EngineHost {
     pub offers: u64,
     /// The node takes no new sends.
     pub draining: bool,
-    /// When this round of the duty cycle began.
+    /// When this round of the duty cycle began, or went on after an application had had the core.
     pub now: Nanos,
     /// How long sends took.
     pub latencies: Latencies,

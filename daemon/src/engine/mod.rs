@@ -11,7 +11,7 @@
 //! | `briefing.rs`, `warm.rs` | standing by: what the supervisor hands over; taking over |
 //! | `death.rs` | how the kernel tells of our death |
 //! | `serve.rs` | tokens from the ports, messages from the link |
-//! | `path.rs` | the path of frames: socket and crossing rings ↔ transport |
+//! | `path.rs`, `inbound.rs` | the path of frames: socket and crossing rings ↔ transport; what becomes of a received one |
 //! | `encap.rs`, `routes.rs` | outer headers, and where each node is |
 //! | `crossing.rs` | frames between the engines of a node |
 //! | `ports.rs`, `buffers.rs`, `bell.rs` | ports, receive tokens, doorbells |
@@ -233,6 +233,7 @@ impl Engine {
     #[inline]
     fn gives_way_at_once(&mut self) -> bool {
         let gives_way = self.path.host.delivered
+            && !self.path.blocked
             && !self.path.endpoint.has_frames()
             && !self.is_asked()
             && !self.path.host.ports.sleepy()
@@ -241,7 +242,7 @@ impl Engine {
         gives_way
     }
 
-    /// What holds up neither a frame nor an application that was given something: the end of a sleep, the link, the counters. False: leave.
+    /// What holds up no frame, and seldom an application: the end of a sleep, the link, the counters. False: leave.
     fn housekeeping(&mut self, now: Nanos, link: &mut Link) -> anyhow::Result<bool> {
         self.waiter.stop_listening(self.path.xsk.fd())?;
         if now >= self.next_control {

@@ -11,7 +11,7 @@ use alloc::collections::VecDeque;
 use alloc::string::String;
 
 use super::congestion::Window;
-use super::credit::Credit;
+use super::credit::{BUFFER_BYTES, Credit};
 use super::hello::truncate;
 use super::path::Path;
 use super::round_trip::{Heard, Rtt, Stamps};
@@ -268,15 +268,16 @@ impl PeerEntry {
     }
 
     /// Whether it makes no difference if what this header of its frame says is learned a moment later: nothing waits for it, and both sides may send half of what they
-    /// ever may, without it.
+    /// ever may, and a longest frame, without it.
     #[inline]
     pub(super) fn is_at_ease(&self, header: &FrameHeader, policy: &Policy) -> bool {
-        let half = policy.eager_buffers / 2;
+        let longest = usize::from(self.max_frame).div_ceil(BUFFER_BYTES) as u32;
+        let enough = (policy.eager_buffers / 2).max(longest);
         self.is_up()
             && self.active.iter().all(|queue| queue.is_empty())
             && !header.return_credit
-            && self.credit.is_far_from_its_end(header, half)
-            && self.may_fill(policy) >= half
+            && self.credit.is_far_from_its_end(header, enough)
+            && self.may_fill(policy) >= enough
     }
 
     /// Whether a message that the credit does not cover goes as a request: it will not be covered by waiting.

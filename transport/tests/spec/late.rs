@@ -141,7 +141,7 @@ fn s6_1_the_header_waits_with_it() {
     assert!(after.2.abs_diff(exact) < 100, "{before:?} {after:?}");
 }
 
-// The same where the credit of either side is half used, is asked back, or somebody waits for it. Expect: it is known at once.
+// The same where more than half of either side's credit is used, or not a frame's worth is left, or it is asked back. Expect: it is known at once.
 #[test]
 fn s6_1_the_header_waits_only_where_that_does_not_matter() {
     let few = Policy {
@@ -165,6 +165,16 @@ fn s6_1_the_header_waits_only_where_that_does_not_matter() {
     says(&mut p, 1, 3, None);
     p.waits(0);
     assert_eq!(known(&p).1, 4);
+
+    // All they ever have is one.
+    let one = Policy {
+        eager_buffers: 1,
+        ..policy()
+    };
+    let mut p = asked_under(one);
+    says(&mut p, 1, 1, None);
+    p.waits(0);
+    assert_eq!((known(&p).0, known(&p).1), (1, 1));
 
     // Asked back.
     let mut p = asked();

@@ -57,7 +57,7 @@ const SEND: &[&str] = &[
 ];
 const RECEIVE: &[&str] = &[
     "6engine4path4Path7receive",
-    "6engine4path7Inbound",
+    "6engine7inbound",
     "6engine5encap13Encapsulation5parse",
     "6engine12checked_copy",
     "12handle_frame",
