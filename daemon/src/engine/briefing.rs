@@ -283,11 +283,11 @@ impl Standby {
         }
         let mut engine = Engine {
             path: Path {
-                seen: Default::default(),
                 node: self.config.node,
                 queue: self.config.queue,
                 xsk,
                 encap: self.encap,
+                seen: Default::default(),
                 routes: self.routes,
                 neighbours,
                 endpoint,
