@@ -46,6 +46,9 @@ pub(super) fn look(patient: &Patient, findings: &mut Findings) -> Option<Running
         Ok(status) => {
             steers = status["node"]["interface_state"] != "stripped";
             engines(&status, patient, findings);
+            if let Ok(ports) = node.report(Report::Ports) {
+                super::sharing::look(&status, &ports, findings);
+            }
         }
         Err(error) => findings.bad(
             "daemon",

@@ -13,6 +13,7 @@ mod links;
 mod neighbours;
 mod nic;
 mod placement;
+mod sharing;
 mod system;
 
 use std::fmt::Write as _;

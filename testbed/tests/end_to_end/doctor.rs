@@ -4,8 +4,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use portolan_ebpf::{AttachMode, DEFAULT_ETHERTYPE, Steer, SteerConfig};
-use portolan_testbed::{Binaries, Lab, Node, process};
+use portolan_testbed::{Binaries, DaemonOptions, Lab, Node, process};
 use serde_json::Value;
+
+use crate::harness::running::Running;
+use crate::harness::until;
 
 const WITHIN: Duration = Duration::from_secs(20);
 
@@ -247,4 +250,69 @@ fn a_running_node_is_looked_at_too() {
     assert!(!process::run(&mut ping, WITHIN).unwrap().status.success());
     let remedy = found(&doctor(node, ""), "peers", "bad", &["peer 2", "cluster"]);
     assert!(remedy.contains("cluster.name"), "{remedy}");
+}
+
+/// Whether the kernel shares a core among sessions first: it does so among those that no control group has a share for.
+fn sessions_share() -> bool {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let groups = read("/proc/self/cgroup");
+    let mut shares = groups.lines().filter(|line| {
+        let controllers = line.split(':').nth(1).unwrap_or_default();
+        controllers.is_empty() || controllers.split(',').any(|name| name == "cpu")
+    });
+    read("/proc/sys/kernel/sched_autogroup_enabled").trim() == "1"
+        && shares.all(|line| line.ends_with(":/"))
+}
+
+// An application that has no core but its engine's: in the daemon's session, in another one, beside an engine that spins; and one that may run elsewhere. Expect: only the second and
+// the third are named, and what is said mends them.
+#[test]
+fn who_is_at_odds_with_its_engine_over_a_core_is_found() {
+    let lab = Lab::builder().name("ptdo").build().unwrap();
+    let node = lab.node(1);
+    let open = |cores: &str, port: u16| {
+        let mut command = node.command("taskset");
+        command.arg("-c").arg(cores);
+        command.arg(Binaries::find().unwrap().cli().unwrap());
+        let mut echo = Running::start(
+            command
+                .arg("--socket")
+                .arg(node.socket())
+                .args(["echo", &port.to_string()]),
+        );
+        until("the port is open", WITHIN, || echo.open(node, port));
+        echo
+    };
+    let started = |wait: &str, session: bool| {
+        node.start_daemon_with(&DaemonOptions {
+            overrides: format!("[engine]\ncores = [0]\nwait = \"{wait}\"\n"),
+            session,
+            ..DaemonOptions::default()
+        })
+        .unwrap()
+    };
+    let fine = |many: &str| found(&doctor(node, ""), "sharing", "ok", &[many]);
+    let daemon = started("adaptive", false);
+    fine("0 applications");
+    let _beside = open("0", 7);
+    let _elsewhere = open("0,1", 8);
+    fine("2 applications");
+    drop(daemon);
+    if sessions_share() {
+        let daemon = started("adaptive", true);
+        let echo = open("0", 7);
+        let seen = doctor(node, "");
+        let remedy = found(&seen, "sharing", "warn", &["port 7", "core 0", "session"]);
+        assert!(remedy.contains("sched_autogroup_enabled=0"), "{remedy}");
+        let (_, own) = remedy.split_once("own: ").unwrap();
+        process::run_ok(node.command("sh").args(["-c", own]), WITHIN).unwrap();
+        fine("1 applications");
+        drop((echo, daemon));
+    }
+    let _daemon = started("busy", false);
+    let _echo = open("0", 7);
+    let seen = doctor(node, "");
+    let remedy = found(&seen, "sharing", "warn", &["port 7", "core 0", "spins"]);
+    process::run_ok(node.command("sh").args(["-c", &remedy]), WITHIN).unwrap();
+    fine("1 applications");
 }

@@ -5,9 +5,10 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::harness::exchange::{between, options};
+use crate::harness::running::Running;
 use crate::harness::{Cluster, STEP, pattern, until};
 use portolan::{Event, PortOptions, Priority};
-use portolan_testbed::process::{self, OnCancel};
+use portolan_testbed::process;
 use portolan_testbed::{Binaries, Encap, Lab, Node};
 use serde_json::Value;
 
@@ -214,8 +215,8 @@ fn a_file_goes_through_pipes() {
         let sender = sender
             .args(["send", "2:30"])
             .stdin(File::open(&from).unwrap());
-        Running::start(sender).succeeds();
-        receiver.succeeds();
+        Running::start(sender).succeeds(LIST);
+        receiver.succeeds(LIST);
         assert!(fs::read(&to).unwrap() == sent, "{bytes} bytes");
     }
 }
@@ -250,40 +251,6 @@ fn allsize_verifies_both_ways() {
         )
         .unwrap();
         assert!(text.contains("16"), "up to 16 MiB: {text}");
-    }
-}
-
-/// A program that runs beside the test; killed when dropped.
-struct Running(std::process::Child);
-
-impl Running {
-    fn start(command: &mut Command) -> Self {
-        Self(command.stderr(Stdio::inherit()).spawn().unwrap())
-    }
-
-    /// Something, once it has opened the port.
-    fn open(&mut self, node: &Node, port: u16) -> Option<()> {
-        if let Some(status) = self.0.try_wait().unwrap() {
-            panic!("it ended before it opened port {port}: {status}");
-        }
-        let attached = portolan::Node::attach(node.socket()).unwrap();
-        let report = attached.report(portolan::Report::Ports).unwrap();
-        let rows = report["ports"].as_array().unwrap();
-        let open = |row: &Value| row["port"] == port && row["state"] == "open";
-        rows.iter().any(open).then_some(())
-    }
-
-    fn succeeds(mut self) {
-        let ended = process::wait_child(&mut self.0, Instant::now() + LIST, OnCancel::Stop);
-        let status = ended.unwrap().expect("it ends in time");
-        assert!(status.success(), "{status}");
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -325,5 +292,5 @@ fn the_example_says_hello() {
     };
     assert_eq!(&message[..], b"hello, node 2");
     assert_eq!(message.from(), (1, 9).into());
-    hello.succeeds();
+    hello.succeeds(LIST);
 }

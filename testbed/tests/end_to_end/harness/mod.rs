@@ -8,6 +8,7 @@ pub mod letter;
 pub mod packet_socket;
 pub mod proc;
 pub mod random;
+pub mod running;
 pub mod talker;
 pub mod worker;
 
