@@ -186,7 +186,10 @@ mod tests {
             control_group(first, never).as_deref(),
             Some("/system.slice/x")
         );
-        assert_eq!(control_group("2:cpuacct:/x\n1:cpu:/\n0::/b\n", |_| true), None);
+        assert_eq!(
+            control_group("2:cpuacct:/x\n1:cpu:/\n0::/b\n", |_| true),
+            None
+        );
         let second = "0::/system.slice/portoland.service\n";
         let service = "/system.slice/portoland.service";
         assert_eq!(control_group(second, |_| true).as_deref(), Some(service));
