@@ -268,17 +268,14 @@ impl Endpoint {
         range: Range,
         host: &mut H,
     ) {
-        let policy = self.config.policy;
-        let entry = self.receive.get(slot).map(|stream| stream.peer);
-        let entry = entry.and_then(|peer| self.peers.get(peer));
-        let (round_trip, reorder) =
-            entry.map_or((0, 0), |e| (e.rtt.repeat(&policy), e.reorder_window()));
+        let policy = &self.config.policy;
         let Some(long) = self.longs.get_mut(row) else {
             return;
         };
         let received = long.received + counted;
-        self.grants.received(row, long, received, &policy);
+        self.grants.received(row, long, received, policy);
         if long.is_complete() {
+            let selective = policy.recovery == Recovery::Selective;
             let (number, buffer) = (long.number, long.buffer);
             self.grants.remove(row, long);
             self.longs.remove(row);
@@ -290,15 +287,17 @@ impl Endpoint {
             }
             self.commit_ready(now, slot, host);
             let waits = |s: &ReceiveStream| s.index(number).is_some();
-            if policy.recovery == Recovery::Selective && self.receive.get(slot).is_some_and(waits) {
+            if selective && self.receive.get(slot).is_some_and(waits) {
                 // It overtook another that may have lost something: the sender should know how far we are.
                 self.acknowledge(now, slot, 0, AckMode::Immediate);
             }
         } else {
             let asked = long.asked_at;
             let since = |wait: Nanos| asked.is_none_or(|at| now >= at.saturating_add(wait));
+            let entry = || self.peers.get(self.receive.get(slot)?.peer);
             let due = match policy.recovery {
                 Recovery::GoBackN { .. } if counted == 0 && range.from > long.ranges.end() => {
+                    let round_trip = entry().map_or(0, |entry| entry.rtt.repeat(policy));
                     since(round_trip).then_some(true)
                 }
                 // The grant was lost, if what it answered comes again.
@@ -309,7 +308,8 @@ impl Endpoint {
                     if asked.is_none() {
                         (long.asked_at, long.seen) = (Some(now), long.ranges.end());
                     }
-                    (asked.is_some() && since(reorder)).then_some(false)
+                    let reorder = || entry().map_or(0, |entry| entry.reorder_window());
+                    (asked.is_some() && since(reorder())).then_some(false)
                 }
                 Recovery::Selective => {
                     long.asked_at = None;

@@ -3,7 +3,7 @@
 //! Problem: a frame may come from anybody and say anything, and most that come say the same few things. transport.md §1.1, §11.1, §15
 //!
 //! Idea: who claims to have sent it and for whom is looked at first; then its chunks are acted on in order, the header being judged before the first that speaks
-//! of a stream, and then learned from. Short messages go the straight way ([`Endpoint::commit_short`]), and an ACK in front of them waits for them, with
+//! of a stream, and then learned from. Short messages go the straight way ([`Endpoint::commit_short`]), DATA a short one, and an ACK in front of them waits for them, with
 //! most of what the header says (`late`); anything else goes to the sending or the receiving end by kind.
 //!
 //! Rejected: to judge the header of every frame alike: HELLO and RESET come from those whose incarnation is not known yet.
@@ -104,6 +104,20 @@ impl Endpoint {
                 self.counters.chunks_received += u64::from(taken);
                 known_chunks += taken;
                 delivered += taken;
+            }
+            if refused.is_none()
+                && let Some((data, view)) = chunks.data()
+            {
+                self.catch_up(now, host);
+                self.counters.chunks_received += 1;
+                known_chunks += 1;
+                let peer = match admitted {
+                    Some(peer) => peer,
+                    None => *admitted.insert(self.admit(now, from, header, host)?),
+                };
+                let (stream, number, offset) = (&data.stream, data.number, data.offset);
+                self.on_data(now, peer, stream, number, offset, &view, host);
+                continue;
             }
             let Some((chunk, view)) = chunks.next() else {
                 break;

@@ -16,7 +16,9 @@ use super::codec::{Decoded, decode};
 use super::crc::crc32c_append;
 use super::error::WireError;
 use super::frame::{FRAME_HEADER_LEN, FrameHeader, Parsed};
-use super::plain::{Before, RUNS_MAX, Run, next_eager, plain_ack, plain_run, run_of};
+use super::plain::{
+    Before, PlainData, RUNS_MAX, Run, next_eager, plain_ack, plain_data, plain_run, run_of,
+};
 use crate::policy::AckMode;
 
 /// Up to this length a frame may have bytes after its payloads: Ethernet pads to 60 bytes, and VLAN tags come and go.
@@ -66,6 +68,11 @@ pub fn parse<'a>(segments: &'a [&'a [u8]]) -> Result<Frame<'a>, WireError> {
             payloads += usize::from(run.payload.len);
             in_runs += usize::from(run.count);
             rest = after;
+            continue;
+        }
+        if let Some((data, after)) = plain_data(rest) {
+            payloads += usize::from(data.payload.len);
+            (rest, before) = (after, None);
             continue;
         }
         let decoded = decode(rest, before)?;
@@ -290,6 +297,19 @@ impl<'a> Chunks<'a> {
         self.left -= 1;
         (self.rest, self.before) = (rest, None);
         Some((stream, base))
+    }
+
+    /// Passes over plain DATA, if that is the next chunk; its bytes.
+    #[inline(always)]
+    pub(crate) fn data(&mut self) -> Option<(PlainData, PayloadView<'a>)> {
+        if self.left == 0 || self.run.left > 0 {
+            return None;
+        }
+        let (data, rest) = plain_data(self.rest)?;
+        self.left -= 1;
+        self.before = None;
+        let view = self.step(data.payload, rest);
+        Some((data, view))
     }
 
     /// The next chunk, if it is a short message; it stays the next one until [`Self::pass`].

@@ -392,7 +392,15 @@ pub(super) fn plain_eager(area: &[u8]) -> Option<(PlainEager, &[u8])> {
 #[inline]
 pub(super) fn plain(area: &[u8]) -> Option<Decoded<'_>> {
     match *area.first()? {
-        kind::DATA => plain_data(area),
+        kind::DATA => {
+            let (data, rest) = plain_data(area)?;
+            Some(Decoded {
+                chunk: Some(data.chunk()),
+                payload: Some(data.payload),
+                run: 0,
+                rest,
+            })
+        }
         kind::ACK => {
             let (stream, base, rest) = plain_ack(area)?;
             let chunk = Chunk::Ack {
@@ -416,33 +424,54 @@ const PLAIN_DATA: u32 = (kind::DATA as u32) << 24 | (FLAG_PAYLOAD as u32) << 16 
 /// The same of an ACK, which has no payload.
 const PLAIN_ACK: u32 = (kind::ACK as u32) << 24 | PLAIN_ACK_LEN as u32;
 
-#[inline]
-fn plain_data(area: &[u8]) -> Option<Decoded<'_>> {
+/// DATA.
+pub(crate) struct PlainData {
+    pub stream: StreamRef,
+    pub number: u32,
+    pub offset: u32,
+    pub unasked: bool,
+    pub payload: Payload,
+}
+
+impl PlainData {
+    /// The same as a chunk.
+    fn chunk(&self) -> Chunk<'static> {
+        Chunk::Data {
+            stream: self.stream,
+            number: self.number,
+            offset: self.offset,
+            unasked: self.unasked,
+            payload: self.payload,
+        }
+    }
+}
+
+/// The plain DATA at the start of `area`, and what follows it.
+#[inline(always)]
+pub(super) fn plain_data(area: &[u8]) -> Option<(PlainData, &[u8])> {
     let (h, rest) = area.split_first_chunk::<DATA_LEN>()?;
     let word = |at: usize| u32::from_be_bytes([h[at], h[at + 1], h[at + 2], h[at + 3]]);
+    if word(0) & PLAIN_EAGER_MASK != PLAIN_DATA {
+        return None;
+    }
     let (ports, offset) = (word(12), word(24));
     let payload = Payload {
         len: u16::from_be_bytes([h[4], h[5]]),
         crc: word(8),
     };
     let stream = stream(ports, word(16), h[1])?;
-    let ends = offset.checked_add(u32::from(payload.len));
-    if word(0) & PLAIN_EAGER_MASK != PLAIN_DATA || payload.len == 0 || ends.is_none() {
+    offset.checked_add(u32::from(payload.len))?;
+    if payload.len == 0 {
         return None;
     }
-    let chunk = Chunk::Data {
+    let data = PlainData {
         stream,
         number: word(20),
         offset,
         unasked: is_unasked(h[1]),
         payload,
     };
-    Some(Decoded {
-        chunk: Some(chunk),
-        payload: Some(payload),
-        run: 0,
-        rest,
-    })
+    Some((data, rest))
 }
 
 /// The plain ACK at the start of `area`: the stream it names, its base, and what follows it.
