@@ -6,7 +6,7 @@
 //! all the same. It is part of the daemon's program, not of the tool's, because it reads the configuration with the daemon's own checks;
 //! `portolan doctor` runs it.
 //!
-//! Facts come from rtnetlink, `SIOCETHTOOL` and `/sys`; no other program is run.
+//! Facts come from rtnetlink, `SIOCETHTOOL`, `/sys` and `/proc`; no other program is run.
 
 mod daemon;
 mod links;

@@ -12,6 +12,9 @@ use serde_json::Value;
 
 use super::{Findings, numbers, read};
 
+/// The control group namespace of the machine itself (kernel, `PROC_CGROUP_INIT_INO`).
+const WHOLE_MACHINE: &str = "cgroup:[4026531835]";
+
 /// An engine that has one core.
 struct Engine {
     core: usize,
@@ -30,79 +33,109 @@ enum Group {
     Everybody,
 }
 
+/// How an application and the engines on its cores get on.
+#[derive(Debug, PartialEq, Eq)]
+enum Together {
+    Well,
+    /// Such an engine spins.
+    NeverGetsIt,
+    /// They are in different sessions.
+    Sessions,
+    /// They are in different control groups.
+    ControlGroups,
+    /// It cannot be seen.
+    Unseen,
+}
+
 /// `status` and `ports` are the daemon's reports.
 pub(super) fn look(status: &Value, ports: &Value, findings: &mut Findings) {
-    let engines: BTreeMap<u64, Engine> = list(status, "engines").filter_map(engine).collect();
-    let taken: Vec<usize> = engines.values().map(|engine| engine.core).collect();
+    let engines: Vec<Engine> = list(status, "engines").filter_map(engine).collect();
     let there = std::thread::available_parallelism().map_or(1, usize::from);
-    let free = (0..there).find(|core| !taken.contains(core));
-    let own_core = |pid: u64| match free {
-        Some(core) => format!("taskset -apc {core} {pid}"),
-        None => format!("taskset -apc CORE {pid}"),
-    };
-    // A process once for each engine that serves it; the node's own service has the daemon's cores and session.
-    let mut applications = BTreeMap::new();
+    let taken = |core: &usize| engines.iter().any(|engine| engine.core == *core);
+    let free = (0..there).find(|core| !taken(core));
+    let free = free.map_or("CORE".to_owned(), |core| core.to_string());
+    // The node's own service has the daemon's cores and session.
     let service = &status["node"]["service_pid"];
-    for row in list(ports, "ports").filter(|row| row["owner_pid"] != *service) {
-        let who = (row["owner_pid"].as_u64(), row["queue"].as_u64());
-        if let ((Some(pid), Some(queue)), Some(port)) = (who, row["port"].as_u64()) {
-            applications.entry((pid, queue)).or_insert(port);
-        }
-    }
-    let mut fine = 0;
-    for (&(pid, queue), port) in &applications {
-        let (Some(engine), Some(cores)) = (engines.get(&queue), cores(pid)) else {
-            fine += 1;
-            continue;
-        };
-        let shares = !cores.is_empty() && cores.iter().all(|core| taken.contains(core));
-        let who = format!(
-            "process {pid} (port {port}) has no core but core {} of its engine's",
-            engine.core
-        );
-        if shares && engine.spins {
-            findings.warn(
-                "sharing",
-                format!("{who}, which spins and gives it to nobody"),
+    let rows = list(ports, "ports").filter(|row| row["owner_pid"] != *service);
+    let applications: BTreeMap<u64, &Value> = rows
+        .filter_map(|row| Some((row["owner_pid"].as_u64()?, &row["port"])))
+        .collect();
+    let (mut fine, mut unseen, mut at_odds) = (0, 0, false);
+    for (pid, port) in applications {
+        let cores = cores(pid).unwrap_or_default();
+        let who = format!("process {pid} (port {port}) can run only on engines' cores, {cores:?}");
+        let own = format!("taskset -apc {free} {pid}");
+        let groups =
+            "they do not get it by yielding to each other, so a message takes up to twice as long";
+        let (what, mend) = match together(&engines, &cores, || group_of(pid)) {
+            Together::Well => {
+                fine += 1;
+                continue;
+            }
+            Together::Unseen => {
+                unseen += 1;
+                continue;
+            }
+            Together::NeverGetsIt => (
+                format!("{who}, where an engine spins and gives it to nobody"),
+                format!("{own}   # a core of its own, or engine.wait = \"adaptive\""),
+            ),
+            Together::Sessions => (
+                format!("{who}, and is in another session than they are: {groups}"),
                 format!(
-                    "{}   # a core of its own, or engine.wait = \"adaptive\"",
-                    own_core(pid)
-                ),
-            );
-            continue;
-        }
-        let group = group_of(pid);
-        if !shares || group.is_none() || group == engine.group {
-            fine += 1;
-            continue;
-        }
-        let by_session = [&group, &engine.group]
-            .iter()
-            .all(|group| !matches!(group, Some(Group::Control(_))));
-        let (what, mend) = match by_session {
-            true => (
-                "session",
-                format!(
-                    "sysctl kernel.sched_autogroup_enabled=0   # or a core of its own: {}",
-                    own_core(pid)
+                    "sysctl kernel.sched_autogroup_enabled=0   # then start portoland and the application anew; or a core of its own: {own}"
                 ),
             ),
-            false => (
-                "control group",
-                format!("{}   # a core of its own", own_core(pid)),
+            Together::ControlGroups => (
+                format!("{who}, and is in another control group than they are: {groups}"),
+                format!("{own}   # a core of its own"),
             ),
         };
-        findings.warn(
-            "sharing",
-            format!("{who}, and is in another {what}: they do not get it by yielding to each other, so a message takes up to twice as long"),
-            mend,
-        );
+        findings.warn("sharing", what, mend);
+        at_odds = true;
     }
-    if fine == applications.len() {
+    let others = match unseen {
+        0 => String::new(),
+        unseen => format!("; {unseen} could not be looked at"),
+    };
+    if !at_odds {
         findings.ok(
             "sharing",
-            format!("{fine} applications, none at odds with its engine over a core"),
+            format!("{fine} applications, none at odds with an engine over a core{others}"),
         );
+    }
+}
+
+/// An application that may run on these cores. Its group is asked for only where it matters.
+fn together(
+    engines: &[Engine],
+    cores: &[usize],
+    group: impl FnOnce() -> Option<Group>,
+) -> Together {
+    if cores.is_empty() {
+        return Together::Unseen;
+    }
+    let on = |core: usize| engines.iter().filter(move |engine| engine.core == core);
+    if cores.iter().any(|&core| on(core).next().is_none()) {
+        return Together::Well;
+    }
+    let mut beside = cores.iter().flat_map(|&core| on(core));
+    if beside.clone().any(|engine| engine.spins) {
+        return Together::NeverGetsIt;
+    }
+    let Some(group) = group() else {
+        return Together::Unseen;
+    };
+    match beside.find(|engine| engine.group.as_ref() != Some(&group)) {
+        None => Together::Well,
+        Some(Engine { group: None, .. }) => Together::Unseen,
+        Some(engine) => {
+            let controls = |group: &Group| matches!(group, Group::Control(_));
+            match controls(&group) || engine.group.as_ref().is_some_and(controls) {
+                true => Together::ControlGroups,
+                false => Together::Sessions,
+            }
+        }
     }
 }
 
@@ -110,18 +143,17 @@ fn list<'a>(report: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
     report[key].as_array().into_iter().flatten()
 }
 
-/// An engine's queue, and what concerns us of it, if it has a core.
-fn engine(row: &Value) -> Option<(u64, Engine)> {
-    let (queue, pid) = (row["queue"].as_u64()?, row["pid"].as_u64()?);
+/// What concerns us of an engine, if it has one core.
+fn engine(row: &Value) -> Option<Engine> {
+    let pid = row["pid"].as_u64()?;
     let [core] = cores(pid)?[..] else {
         return None;
     };
-    let engine = Engine {
+    Some(Engine {
         core,
         spins: row["wait"] == "busy",
         group: group_of(pid),
-    };
-    Some((queue, engine))
+    })
 }
 
 /// Where a process may run; `None` if it is gone.
@@ -131,20 +163,25 @@ fn cores(pid: u64) -> Option<Vec<usize>> {
     lines.find_map(|line| Some(numbers(line.strip_prefix("Cpus_allowed_list:")?)))
 }
 
+/// A process has the session that counts since it was started: whether they are counted at all is asked of the kernel as it is now, so who was started before that was switched
+/// is not told from who was not.
 fn group_of(pid: u64) -> Option<Group> {
     let groups = read(format!("/proc/{pid}/cgroup"))?;
     let weighs = |path: &str| Path::new(&format!("/sys/fs/cgroup{path}/cpu.weight")).exists();
-    if let Some(path) = control_group(&groups, weighs) {
-        return Some(Group::Control(path));
+    let path = control_group(&groups, weighs);
+    // Of a part of the machine's groups, which is what a container sees, the root is no root; and who is outside of it has no path.
+    let space = std::fs::read_link("/proc/self/ns/cgroup").ok()?;
+    let whole = space == Path::new(WHOLE_MACHINE);
+    match path {
+        Some(path) if whole || !path.starts_with("/..") => return Some(Group::Control(path)),
+        None if whole => {}
+        _ => return None,
     }
-    let sessions = read("/proc/sys/kernel/sched_autogroup_enabled");
-    let session = read(format!("/proc/{pid}/autogroup"));
-    Some(match session {
+    let counted = read("/proc/sys/kernel/sched_autogroup_enabled").is_some_and(|on| on != "0");
+    let session = read(format!("/proc/{pid}/autogroup")).unwrap_or_default();
+    Some(match session.split(' ').next() {
         // `/autogroup-42 nice 0`
-        Some(session) if sessions.is_some_and(|sessions| sessions != "0") => {
-            let name = session.split(' ').next().unwrap_or_default();
-            Group::Session(name.to_owned())
-        }
+        Some(name) if counted && !name.is_empty() => Group::Session(name.to_owned()),
         _ => Group::Everybody,
     })
 }
@@ -165,7 +202,7 @@ fn control_group(groups: &str, weighs: impl Fn(&str) -> bool) -> Option<String> 
     }
     let mut path = second?;
     while path.len() > 1 {
-        if weighs(path) {
+        if path.starts_with("/..") || weighs(path) {
             return Some(path.to_owned());
         }
         path = path.rsplit_once('/')?.0;
@@ -181,25 +218,51 @@ mod tests {
     #[test]
     fn who_has_a_share() {
         let never = |_: &str| false;
+        let group = |groups: &str| control_group(groups, never);
         let first = "9:name=systemd:/a\n4:cpu,cpuacct:/system.slice/x\n0::/b\n";
-        assert_eq!(
-            control_group(first, never).as_deref(),
-            Some("/system.slice/x")
-        );
-        assert_eq!(
-            control_group("2:cpuacct:/x\n1:cpu:/\n0::/b\n", |_| true),
-            None
-        );
+        assert_eq!(group(first).as_deref(), Some("/system.slice/x"));
+        let root = "2:cpuacct:/x\n1:cpu:/\n0::/b\n";
+        assert_eq!(control_group(root, |_| true), None);
         let second = "0::/system.slice/portoland.service\n";
         let service = "/system.slice/portoland.service";
         assert_eq!(control_group(second, |_| true).as_deref(), Some(service));
-        let slice = |path: &str| path == "/system.slice";
-        assert_eq!(
-            control_group(second, slice).as_deref(),
-            Some("/system.slice")
-        );
-        assert_eq!(control_group(second, never), None);
+        let slice = control_group(second, |path| path == "/system.slice");
+        assert_eq!(slice.as_deref(), Some("/system.slice"));
+        assert_eq!(group(second), None);
+        assert_eq!(group("0::/../other\n").as_deref(), Some("/../other"));
         assert_eq!(control_group("0::/\n", |_| true), None);
         assert_eq!(control_group("", |_| true), None);
+    }
+
+    // Engines on cores 0 and 1. Expect: who has another core is well off; who has not is judged by the engines on its own cores, whichever serves its port.
+    #[test]
+    fn who_is_at_odds_with_whom() {
+        let session = |name: &str| Some(Group::Session(name.to_owned()));
+        let control = |path: &str| Some(Group::Control(path.to_owned()));
+        let on = |core, group| Engine {
+            core,
+            spins: false,
+            group,
+        };
+        let engines = [on(0, session("a")), on(1, control("/b"))];
+        let judged = |cores: &[usize], group: Option<Group>| together(&engines, cores, || group);
+        assert_eq!(judged(&[0, 2], session("b")), Together::Well);
+        assert_eq!(judged(&[0], session("a")), Together::Well);
+        assert_eq!(judged(&[0], session("b")), Together::Sessions);
+        assert_eq!(judged(&[0], Some(Group::Everybody)), Together::Sessions);
+        assert_eq!(judged(&[0], control("/b")), Together::ControlGroups);
+        assert_eq!(judged(&[1], control("/b")), Together::Well);
+        assert_eq!(judged(&[0, 1], control("/b")), Together::ControlGroups);
+        assert_eq!(judged(&[], session("a")), Together::Unseen);
+        assert_eq!(judged(&[0], None), Together::Unseen);
+        let hidden = [on(0, None)];
+        let unseen = together(&hidden, &[0], || session("a"));
+        assert_eq!(unseen, Together::Unseen);
+        let spins = [Engine {
+            spins: true,
+            ..on(0, None)
+        }];
+        assert_eq!(together(&spins, &[0], || None), Together::NeverGetsIt);
+        assert_eq!(together(&spins, &[0, 1], || None), Together::Well);
     }
 }

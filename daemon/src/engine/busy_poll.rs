@@ -40,9 +40,9 @@ const TRIAL: u32 = 32;
 const SETTLING: u32 = 8;
 /// It pays if there are more than nine frames for eight of before.
 const BETTER: (u64, u64) = (9, 8);
-/// How long a trial is believed that went well, and one that did not: twice as long each time in a row, up to the third, until there were few frames for [`CALM_NS`].
-/// The second is short as what shares a machine with us decides one trial in seven the wrong way (docs/tuning.md), and a stream that is slow for nothing costs
-/// more than another trial.
+/// How long a trial is believed that went well, and one that did not: twice as long each time (of the second, each time in a row), up to the third, until there
+/// were few frames for [`CALM_NS`]. The second is short as what shares a machine with us may decide a trial the wrong way (docs/tuning.md), and a stream that is slow
+/// for nothing costs more than another trial.
 const BELIEVED_NS: Nanos = 1_000_000_000;
 const RETRY_NS: Nanos = 64_000_000;
 const LONGEST_NS: Nanos = 8_000_000_000;

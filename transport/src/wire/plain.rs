@@ -435,7 +435,7 @@ pub(crate) struct PlainData {
 
 impl PlainData {
     /// The same as a chunk.
-    fn chunk(&self) -> Chunk<'static> {
+    pub(super) fn chunk(&self) -> Chunk<'static> {
         Chunk::Data {
             stream: self.stream,
             number: self.number,

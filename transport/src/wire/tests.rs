@@ -324,11 +324,10 @@ fn read<'a>(segments: &'a [&'a [u8]]) -> Result<Vec<(Chunk<'a>, Vec<u8>)>, Optio
     Ok(chunks)
 }
 
-/// A chunk said to be a short message is what the general way finds, and so is all that follows.
+/// A chunk said to be a short message, or plain DATA, is what the general way finds, and so is all that follows.
 fn short_is_next(mut chunks: Chunks<'_>) {
+    let bytes = |view: PayloadView<'_>| -> Vec<u8> { view.parts().flatten().copied().collect() };
     let known = |chunks: &Chunks<'_>| -> Vec<_> {
-        let bytes =
-            |view: PayloadView<'_>| -> Vec<u8> { view.parts().flatten().copied().collect() };
         (chunks
             .clone()
             .map(|(chunk, view)| (format!("{chunk:?}"), bytes(view))))
@@ -336,9 +335,15 @@ fn short_is_next(mut chunks: Chunks<'_>) {
     };
     loop {
         let (short, mut other) = (chunks.short(), chunks.clone());
-        let Some((chunk, _)) = chunks.next() else {
-            return assert!(short.is_none());
+        let mut behind = chunks.clone();
+        let data = behind.data();
+        let Some((chunk, view)) = chunks.next() else {
+            return assert!(short.is_none() && data.is_none());
         };
+        if let Some((data, of_data)) = data {
+            assert_eq!((data.chunk(), bytes(of_data)), (chunk, bytes(view)));
+            assert_eq!(known(&behind), known(&chunks));
+        }
         let Some(short) = short else { continue };
         let plain = Chunk::Eager {
             stream: short.stream,
