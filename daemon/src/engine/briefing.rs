@@ -301,6 +301,7 @@ impl Standby {
                     MAX_STAGED
                 },
                 full_until: 0,
+                reap_at: 0,
                 blocked: false,
                 suspect: Suspect::found(working_frame),
                 wedge: Wedge::default(),

@@ -16,7 +16,7 @@
 //! |---|---|---|
 //! | many for [`WARM`] looks | ask | |
 //! | few for [`CALM`] looks | | ask to be let off |
-//! | not more frames after [`TRIAL`] looks than before | | ask to be let off, for [`RETRY_NS`] and longer |
+//! | not more frames after [`TRIAL`] looks than before, or fewer after [`SHORT_TRIAL`] | | ask to be let off, for [`RETRY_NS`] and longer |
 //! | more, for [`BELIEVED_NS`] and longer | | ask to be let off, to compare anew |
 //! | told so | begin | once more, for what came meanwhile; end |
 //!
@@ -38,6 +38,8 @@ const CALM: u32 = 4;
 /// Looks that are compared with those before; the first ones are not, as what comes then had been kept back.
 const TRIAL: u32 = 32;
 const SETTLING: u32 = 8;
+/// So many of them are enough where it is worse by [`BETTER`].
+const SHORT_TRIAL: u32 = 8;
 /// It pays if there are more than nine frames for eight of before.
 const BETTER: (u64, u64) = (9, 8);
 /// How long a trial is believed that went well, and one that did not: twice as long each time (of the second, each time in a row), up to the third, until there
@@ -150,7 +152,8 @@ impl Judge {
             return false;
         }
         self.now.add(frames, ns);
-        if self.looks < SETTLING + TRIAL {
+        let worse = self.looks >= SETTLING + SHORT_TRIAL && self.before.beats(self.now);
+        if self.looks < SETTLING + TRIAL && !worse {
             return false;
         }
         let pays = self.now.beats(self.before);
@@ -389,6 +392,19 @@ mod tests {
         looks.told(false);
         assert_eq!(looks.see(800, warm), [(warm, true)]);
         vain(&mut looks, 64);
+    }
+
+    // Fewer frames when we go round, by one in nine; by one frame less than that. Expect: ended after a short trial; after a whole one.
+    #[test]
+    fn what_is_worse_is_ended_sooner() {
+        for (frames, trial) in [(711, SHORT_TRIAL), (712, TRIAL)] {
+            let mut looks = Looks::new(true);
+            assert_eq!(looks.see(800, u64::from(WARM)).len(), 1);
+            looks.told(true);
+            assert_eq!(looks.see(MANY, u64::from(SETTLING)), []);
+            let asked = looks.see(frames, u64::from(TRIAL));
+            assert_eq!(asked.first(), Some(&(u64::from(trial), false)), "{frames}");
+        }
     }
 
     // One frame in eight more, after many, again and again; once not. Expect: it goes on for a second, two, at most eight, each time then compared with what comes by

@@ -33,7 +33,12 @@ use super::wedge::{Vitals, Wedge};
 /// Transmit descriptors handed to the kernel at once, and with it at any time.
 pub const MAX_STAGED: u32 = 32;
 /// With it at any time on a veth, whose other end may go round for them itself ([`super::busy_poll`]): they are what it finds. Else none is left after a kick there.
-pub const MAX_ON_VETH: u32 = 96;
+pub const MAX_ON_VETH: u32 = 128;
+/// So many on a veth keep the other end busy for a while, in which nobody looks how far it is: each look takes lines from it that it writes for every frame
+/// (the completion ring, its lock), and what is found at once would leave in kicks of a frame or two.
+const BUSY_WITH: u32 = 64;
+/// How long: half of what a quick receiver needs for [`MAX_ON_VETH`], so it never runs dry.
+const BUSY_NS: Nanos = 50_000;
 /// Frames received per loop.
 const RX_BUDGET: usize = 64;
 /// Frames per crossing ring and loop.
@@ -90,6 +95,8 @@ pub struct Path {
     pub max_outstanding: u32,
     /// The wire has no room before then; 0: it has.
     pub full_until: Nanos,
+    /// Nobody looks what the kernel has sent before then.
+    pub(super) reap_at: Nanos,
     /// Transmission waits for the kernel, or for the next turn.
     pub blocked: bool,
     /// Whether the queue stands still.
@@ -244,7 +251,7 @@ impl Path {
             let more = if down {
                 self.transmit_without_wire(now)
             } else {
-                let Some(slot) = self.free_slot() else {
+                let Some(slot) = self.free_slot(now) else {
                     self.blocked = true;
                     return written > 0;
                 };
@@ -258,12 +265,23 @@ impl Path {
         true
     }
 
-    fn free_slot(&mut self) -> Option<TxSlot> {
+    /// Takes back what the kernel has sent, if it is time to look.
+    fn reap(&mut self, now: Nanos) {
+        if now < self.reap_at {
+            return;
+        }
+        self.xsk.reap();
+        if self.xsk.tx_outstanding() >= BUSY_WITH {
+            self.reap_at = now.saturating_add(BUSY_NS);
+        }
+    }
+
+    fn free_slot(&mut self, now: Nanos) -> Option<TxSlot> {
         if self.xsk.tx_staged() >= MAX_STAGED {
             return None;
         }
         if self.xsk.tx_outstanding() >= self.max_outstanding {
-            self.xsk.reap();
+            self.reap(now);
             if self.xsk.tx_outstanding() >= self.max_outstanding {
                 return None;
             }
@@ -384,7 +402,7 @@ impl Path {
                 now.saturating_add(RETRY_NS)
             }
         };
-        self.xsk.reap();
+        self.reap(now);
     }
 
     /// Whether the wire has no room just now.

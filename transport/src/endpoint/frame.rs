@@ -62,6 +62,14 @@ impl Endpoint {
             })
             .filter(|from| self.heard_last(*from).is_some() || self.nodes.contains_key(&from.node))
             .ok_or(FrameError::UnknownPeer)?;
+        if let Some((data, view)) = frame.lone_data() {
+            // Nearly every frame of a stream.
+            self.counters.chunks_received += 1;
+            let peer = self.admit(now, from, header, host)?;
+            let (stream, number, offset) = (&data.stream, data.number, data.offset);
+            self.on_data(now, peer, stream, number, offset, &view, host);
+            return Ok(());
+        }
         self.counters.chunks_unknown += u64::from(frame.unknown_chunks());
         let (mut admitted, mut refused, mut known_chunks) = (None, None, 0);
         let mut chunks = frame.chunks();

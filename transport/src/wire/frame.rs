@@ -70,6 +70,7 @@ pub(super) struct Parsed {
 
 impl FrameHeader {
     /// Reads the header of the frame whose first segment is `first`, and checks magic, version, length and CRC, in this order.
+    #[inline(always)]
     pub(super) fn parse(first: &[u8]) -> Result<Parsed, WireError> {
         let Some((bytes, _)) = first.split_first_chunk::<FRAME_HEADER_LEN>() else {
             return Err(WireError::Truncated);

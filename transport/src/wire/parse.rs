@@ -138,6 +138,22 @@ impl<'a> Frame<'a> {
         }
     }
 
+    /// Plain DATA and its bytes, if the frame has nothing else: as [`Chunks::data`], without a walk.
+    #[inline(always)]
+    pub(crate) fn lone_data(&self) -> Option<(PlainData, PayloadView<'a>)> {
+        let first = self.segments.first()?;
+        let area = first.get(FRAME_HEADER_LEN..self.header_len)?;
+        let (data, []) = plain_data(area)? else {
+            return None;
+        };
+        let from = Position {
+            segments: self.segments,
+            at: self.header_len,
+        };
+        let payload = data.payload;
+        Some((data, PayloadView { from, payload }))
+    }
+
     /// How many chunks had a kind this version does not know; they are skipped.
     pub fn unknown_chunks(&self) -> u8 {
         self.unknown
