@@ -31,7 +31,7 @@ use super::death::DeathWord;
 use super::encap::Encapsulation;
 use super::host::EngineHost;
 use super::ledger_facts::Facts;
-use super::path::{MAX_ON_VETH, MAX_STAGED, Neighbour, Path};
+use super::path::{Lookout, MAX_ON_VETH, MAX_STAGED, Neighbour, Path};
 use super::ports::{Port, PortParts};
 use super::restore;
 use super::routes::{Change, Routes};
@@ -301,7 +301,7 @@ impl Standby {
                     MAX_STAGED
                 },
                 full_until: 0,
-                reap_at: 0,
+                lookout: Lookout::default(),
                 blocked: false,
                 suspect: Suspect::found(working_frame),
                 wedge: Wedge::default(),

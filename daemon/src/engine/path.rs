@@ -95,8 +95,8 @@ pub struct Path {
     pub max_outstanding: u32,
     /// The wire has no room before then; 0: it has.
     pub full_until: Nanos,
-    /// Nobody looks what the kernel has sent before then.
-    pub(super) reap_at: Nanos,
+    /// When to look what the kernel has sent.
+    pub(super) lookout: Lookout,
     /// Transmission waits for the kernel, or for the next turn.
     pub blocked: bool,
     /// Whether the queue stands still.
@@ -111,6 +111,27 @@ pub struct Path {
     pub(super) busy_poll: BusyPoll,
     /// Who captures frames, if somebody does.
     pub(super) tap: Option<Box<Tap>>,
+}
+
+/// When to look what the kernel has sent.
+#[derive(Debug, Default)]
+pub(super) struct Lookout {
+    not_before: Nanos,
+}
+
+impl Lookout {
+    #[inline]
+    fn is_time(&self, now: Nanos) -> bool {
+        now >= self.not_before
+    }
+
+    /// So many descriptors were still with it.
+    #[inline]
+    fn found(&mut self, now: Nanos, outstanding: u32) {
+        if outstanding >= BUSY_WITH {
+            self.not_before = now.saturating_add(BUSY_NS);
+        }
+    }
 }
 
 /// Where a frame that was written goes.
@@ -267,12 +288,9 @@ impl Path {
 
     /// Takes back what the kernel has sent, if it is time to look.
     fn reap(&mut self, now: Nanos) {
-        if now < self.reap_at {
-            return;
-        }
-        self.xsk.reap();
-        if self.xsk.tx_outstanding() >= BUSY_WITH {
-            self.reap_at = now.saturating_add(BUSY_NS);
+        if self.lookout.is_time(now) {
+            self.xsk.reap();
+            self.lookout.found(now, self.xsk.tx_outstanding());
         }
     }
 
@@ -502,6 +520,20 @@ mod tests {
 
     use super::super::crossing::{CROSSING_BYTES, SLOT_BYTES};
     use super::*;
+
+    // Looks that find few descriptors with the kernel, and one that finds many. Expect: the next look at once; only after a while.
+    #[test]
+    fn who_has_much_to_do_is_left_alone_for_a_while() {
+        let mut lookout = Lookout::default();
+        for few in [0, BUSY_WITH - 1] {
+            assert!(lookout.is_time(7));
+            lookout.found(7, few);
+        }
+        assert!(lookout.is_time(7));
+        lookout.found(7, BUSY_WITH);
+        assert!(!lookout.is_time(6 + BUSY_NS));
+        assert!(lookout.is_time(7 + BUSY_NS));
+    }
 
     // Frames for the node's other engine, which takes none. Expect: as many cross as there is room for; the next is lost and counted, and one
     // for an engine that is not there is too.
