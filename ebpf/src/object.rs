@@ -5,7 +5,7 @@
 //! interrupted is a thing the kernel cannot do, as long as the process lives. Then a daemon would not start because somebody stopped it
 //! for a moment, or traced it.
 //!
-//! Idea: aya-obj reads the object and relocates it; what follows are six system calls, and none has to ask what the kernel can do: all
+//! Idea: aya-obj reads the object and relocates it; what follows are ten system calls, and none has to ask what the kernel can do: all
 //! of it came before 5.15. EAGAIN is asked again.
 //!
 //! Types for debuggers (BTF) are left out: kernels differ in what they accept of them, and nothing here needs them.

@@ -281,6 +281,11 @@ impl Standby {
         if let Some(tap) = &mut tap {
             tap.begin(engine_epoch);
         }
+        let most = match self.config.veth {
+            true => MAX_ON_VETH,
+            false => MAX_STAGED,
+        };
+        let tx_chunks = xsk.layout().tx_chunks();
         let mut engine = Engine {
             path: Path {
                 node: self.config.node,
@@ -295,13 +300,9 @@ impl Standby {
                 counters: EngineCounters::default(),
                 scratch: vec![0; SLOT_BYTES],
                 down_until: 0,
-                max_outstanding: if self.config.veth {
-                    MAX_ON_VETH
-                } else {
-                    MAX_STAGED
-                },
+                max_outstanding: most,
                 full_until: 0,
-                lookout: Lookout::default(),
+                lookout: Lookout::of(most.min(tx_chunks)),
                 blocked: false,
                 suspect: Suspect::found(working_frame),
                 wedge: Wedge::default(),

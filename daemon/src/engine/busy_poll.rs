@@ -16,7 +16,7 @@
 //! |---|---|---|
 //! | many for [`WARM`] looks | ask | |
 //! | few for [`CALM`] looks | | ask to be let off |
-//! | not more frames after [`TRIAL`] looks than before, or fewer after [`SHORT_TRIAL`] | | ask to be let off, for [`RETRY_NS`] and longer |
+//! | not more frames after [`TRIAL`] looks than before, or plainly fewer after [`SHORT_TRIAL`] | | ask to be let off, for [`RETRY_NS`] and longer |
 //! | more, for [`BELIEVED_NS`] and longer | | ask to be let off, to compare anew |
 //! | told so | begin | once more, for what came meanwhile; end |
 //!
@@ -38,9 +38,10 @@ const CALM: u32 = 4;
 /// Looks that are compared with those before; the first ones are not, as what comes then had been kept back.
 const TRIAL: u32 = 32;
 const SETTLING: u32 = 8;
-/// So many of them are enough where it is worse by [`BETTER`].
+/// So many of them are enough where there are fewer than eight frames for nine of before.
 const SHORT_TRIAL: u32 = 8;
-/// It pays if there are more than seventeen frames for sixteen of before.
+const WORSE: (u64, u64) = (9, 8);
+/// It pays if there are more than seventeen for sixteen.
 const BETTER: (u64, u64) = (17, 16);
 /// How long a trial is believed that went well, and one that did not: twice as long each time (of the second, each time in a row), up to the third, until there
 /// were few frames for [`CALM_NS`]. The second is short as what shares a machine with us may decide a trial the wrong way (docs/tuning.md), and a stream that is slow
@@ -86,9 +87,8 @@ impl Rate {
         }
     }
 
-    /// Whether it is better by [`BETTER`].
-    fn beats(self, other: Self) -> bool {
-        let (more, than) = BETTER;
+    /// Whether there are more of these than so many for so many of the other.
+    fn beats(self, other: Self, (more, than): (u64, u64)) -> bool {
         let ours = u128::from(self.frames) * u128::from(other.ns) * u128::from(than);
         let theirs = u128::from(other.frames) * u128::from(self.ns) * u128::from(more);
         ours > theirs
@@ -152,11 +152,11 @@ impl Judge {
             return false;
         }
         self.now.add(frames, ns);
-        let worse = self.looks >= SETTLING + SHORT_TRIAL && self.before.beats(self.now);
+        let worse = self.looks >= SETTLING + SHORT_TRIAL && self.before.beats(self.now, WORSE);
         if self.looks < SETTLING + TRIAL && !worse {
             return false;
         }
-        let pays = self.now.beats(self.before);
+        let pays = self.now.beats(self.before, BETTER);
         let longer = |last: Nanos, least| last.saturating_mul(2).clamp(least, LONGEST_NS);
         if pays {
             (self.believed, self.rested) = (longer(self.believed, BELIEVED_NS), 0);
@@ -394,10 +394,10 @@ mod tests {
         vain(&mut looks, 64);
     }
 
-    // Fewer frames when we go round, by one in seventeen; by one frame less than that. Expect: ended after a short trial; after a whole one.
+    // Fewer frames when we go round, by one in nine; by one frame less than that. Expect: ended after a short trial; after a whole one.
     #[test]
     fn what_is_worse_is_ended_sooner() {
-        for (frames, trial) in [(752, SHORT_TRIAL), (753, TRIAL)] {
+        for (frames, trial) in [(711, SHORT_TRIAL), (712, TRIAL)] {
             let mut looks = Looks::new(true);
             assert_eq!(looks.see(800, u64::from(WARM)).len(), 1);
             looks.told(true);

@@ -34,10 +34,11 @@ use super::wedge::{Vitals, Wedge};
 pub const MAX_STAGED: u32 = 32;
 /// With it at any time on a veth, whose other end may go round for them itself ([`super::busy_poll`]): they are what it finds. Else none is left after a kick there.
 pub const MAX_ON_VETH: u32 = 128;
-/// So many on a veth keep the other end busy for a while, in which nobody looks how far it is: each look takes lines from it that it writes for every frame
+/// So many of these keep the other end busy for a while, in which nobody looks how far it is: each look takes lines from it that it writes for every frame
 /// (the completion ring, its lock), and what is found at once would leave in kicks of a frame or two.
-const BUSY_WITH: u32 = 64;
-/// How long: half of what a quick receiver needs for [`MAX_ON_VETH`], so it never runs dry.
+const BUSY_WITH: u32 = MAX_ON_VETH / 2;
+/// How long: as long as one receiver needs for so many frames that takes one in 0.8 us, which is less than any took (docs/tuning.md). A frame to send waits
+/// no longer for room that there is.
 const BUSY_NS: Nanos = 50_000;
 /// Frames received per loop.
 const RX_BUDGET: usize = 64;
@@ -114,12 +115,30 @@ pub struct Path {
 }
 
 /// When to look what the kernel has sent.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Lookout {
+    /// With so many outstanding it has enough to do for a while.
+    busy_with: u32,
     not_before: Nanos,
 }
 
 impl Lookout {
+    /// Where at most so many descriptors can be with the kernel: if they are few, each that comes back is needed at once.
+    pub(super) fn of(most: u32) -> Self {
+        Self {
+            busy_with: match most >= MAX_ON_VETH {
+                true => BUSY_WITH,
+                false => u32::MAX,
+            },
+            not_before: 0,
+        }
+    }
+
+    /// Whatever was found before.
+    pub(super) fn look_now(&mut self) {
+        self.not_before = 0;
+    }
+
     #[inline]
     fn is_time(&self, now: Nanos) -> bool {
         now >= self.not_before
@@ -128,7 +147,7 @@ impl Lookout {
     /// So many descriptors were still with it.
     #[inline]
     fn found(&mut self, now: Nanos, outstanding: u32) {
-        if outstanding >= BUSY_WITH {
+        if outstanding >= self.busy_with {
             self.not_before = now.saturating_add(BUSY_NS);
         }
     }
@@ -394,7 +413,7 @@ impl Path {
         frame.is_some()
     }
 
-    /// Publishes what was written with one store, kicks the kernel once if it has work, and takes back what it has sent.
+    /// Publishes what was written with one store, kicks the kernel once if it has work, and takes back what it has sent, if it is time to look.
     pub fn kick(&mut self, now: Nanos) {
         if now < self.down_until {
             return;
@@ -521,18 +540,27 @@ mod tests {
     use super::super::crossing::{CROSSING_BYTES, SLOT_BYTES};
     use super::*;
 
-    // Looks that find few descriptors with the kernel, and one that finds many. Expect: the next look at once; only after a while.
+    // Looks that find few descriptors with the kernel, and one that finds many; where there can be no more than that, and where there can be more. Expect: the next
+    // look at once; only after a while, or when asked to, unless there can be no more.
     #[test]
     fn who_has_much_to_do_is_left_alone_for_a_while() {
-        let mut lookout = Lookout::default();
-        for few in [0, BUSY_WITH - 1] {
+        for (most, is_left_alone) in [
+            (MAX_STAGED, false),
+            (MAX_ON_VETH - 1, false),
+            (MAX_ON_VETH, true),
+        ] {
+            let mut lookout = Lookout::of(most);
+            for few in [0, BUSY_WITH - 1] {
+                assert!(lookout.is_time(7));
+                lookout.found(7, few);
+            }
             assert!(lookout.is_time(7));
-            lookout.found(7, few);
+            lookout.found(7, BUSY_WITH);
+            assert_eq!(lookout.is_time(6 + BUSY_NS), !is_left_alone, "{most}");
+            assert!(lookout.is_time(7 + BUSY_NS));
+            lookout.look_now();
+            assert!(lookout.is_time(7));
         }
-        assert!(lookout.is_time(7));
-        lookout.found(7, BUSY_WITH);
-        assert!(!lookout.is_time(6 + BUSY_NS));
-        assert!(lookout.is_time(7 + BUSY_NS));
     }
 
     // Frames for the node's other engine, which takes none. Expect: as many cross as there is room for; the next is lost and counted, and one

@@ -318,6 +318,7 @@ impl Engine {
         for number in numbers {
             self.close_port(now, number, CloseReason::Administrator);
         }
+        self.path.lookout.look_now();
         self.path.transmit(now);
         self.path.full_until = 0;
         self.path.kick(now);

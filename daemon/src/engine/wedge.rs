@@ -18,7 +18,7 @@ const PERIOD_NS: Nanos = 1_000_000_000;
 /// What is known of the queue at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Vitals {
-    /// Transmit descriptors the kernel has taken out of the ring and not completed.
+    /// Transmit descriptors the kernel has taken out of the ring and, as far as we looked, not completed.
     pub taken: u32,
     /// Completions so far.
     pub completions: u64,

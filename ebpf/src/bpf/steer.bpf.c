@@ -250,8 +250,8 @@ static __always_inline enum steer_reason check_ipv6(struct cursor *frame, const 
 }
 
 /*
- * Whether the frame is ours as nearly all of ours are, UDP over IPv4 to the one address and MAC we have: all that decides compared at once, with one
- * branch for it. If not, `classify` says what it is.
+ * Whether the frame is ours as nearly all of ours are, UDP over IPv4 to the one address and MAC we have: all that decides compared at once, but
+ * the port. If not, `classify` says what it is.
  */
 static __always_inline bool is_plain(const struct xdp_md *ctx)
 {

@@ -5,6 +5,7 @@ use std::{format, string::String, vec};
 
 use super::chunk::{Hello, MAX_RANGES, PolicyWire, Range, Received};
 use super::frame::{FRAME_HEADER_LEN, header_crc};
+use super::plain::PlainData;
 use super::*;
 use crate::policy::AckMode;
 
@@ -312,6 +313,10 @@ fn read<'a>(segments: &'a [&'a [u8]]) -> Result<Vec<(Chunk<'a>, Vec<u8>)>, Optio
     let frame = parse(segments).map_err(Some)?;
     let mut chunks = Vec::new();
     short_is_next(frame.chunks());
+    let mut rest = frame.chunks();
+    let alone = rest.data().filter(|_| rest.is_over());
+    let told = |(data, view): (PlainData, PayloadView<'_>)| (data.chunk(), format!("{view:?}"));
+    assert_eq!(frame.lone_data().map(told), alone.map(told));
     for (chunk, view) in frame.chunks() {
         let bytes: Vec<u8> = view.parts().flatten().copied().collect();
         assert_eq!(bytes.len(), view.len());

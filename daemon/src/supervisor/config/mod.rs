@@ -230,7 +230,7 @@ impl Config {
         self.interface_facts.mtu.min(u32::from(longest)) as u16
     }
 
-    /// UMEM frames of an engine for receiving: three quarters. At most 32 (on a veth 96) transmit descriptors are outstanding, so sending
+    /// UMEM frames of an engine for receiving: three quarters. At most 32 (on a veth 128) transmit descriptors are outstanding, so sending
     /// needs little.
     pub fn rx_frames(&self) -> u32 {
         self.umem_frames / 4 * 3
