@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use portolan_testbed::{Daemon, DaemonOptions};
 
+use super::offloads::{Offloads, Switched};
 use super::pair::{histogram, nanoseconds};
 use super::{About, Figure, Pair, Scene, Side, Started, Subject, metric, unit};
 use crate::actor::{Actor, Answer, Job, Order, PortRole, Role};
@@ -117,12 +118,14 @@ impl Subject for Portolan {
                 ..DaemonOptions::default()
             })
         };
+        let offloads = Switched::to(Offloads::None, scene)?;
         let daemons = [daemon(Side::One)?, daemon(Side::Two)?];
         Ok(Box::new(Running {
             blocks: *self == Self::Blocking,
             applications: None,
             daemons,
             scene,
+            _offloads: offloads,
         }))
     }
 }
@@ -134,6 +137,8 @@ struct Running<'a> {
     applications: Option<((u16, u16), Pair)>,
     daemons: [Daemon; 2],
     scene: &'a Scene<'a>,
+    /// What daemons switched on is off again when they are gone: they are killed, and whoever comes next would have it.
+    _offloads: Switched<'a>,
 }
 
 impl Started for Running<'_> {
