@@ -273,6 +273,9 @@ pub enum FromEngine {
     BusyPoll {
         /// Would.
         on: bool,
+        /// Does not for the time being, while there are many frames: an instance that is there for its sake is better not there.
+        #[serde(default)]
+        rests: bool,
     },
     /// Comes round, but its queue stands still. Said once per second as long as it does.
     Wedged {

@@ -18,6 +18,8 @@ use crate::cases::{Case, Wait};
 const PORT: u16 = 10;
 /// Bound on an answer beyond the time that is measured.
 const GRACE: Duration = Duration::from_secs(10);
+/// Bound on a node that has everything it is to have.
+const STANDBYS_WITHIN: Duration = Duration::from_secs(20);
 
 /// `portolan`: an engine for each queue. `portolan-ethernet`: the same in Ethernet frames without IP and UDP, as the limits' are.
 /// `portolan-unpolled`: the same, and engines never go round for frames themselves, as the limits do not.
@@ -120,6 +122,13 @@ impl Subject for Portolan {
         };
         let offloads = Switched::to(Offloads::None, scene)?;
         let daemons = [daemon(Side::One)?, daemon(Side::Two)?];
+        // In the first tenth of a second of its life a node makes its standbys, on the cores that are measured.
+        for daemon in &daemons {
+            daemon.wait_status("its standbys are ready", STANDBYS_WITHIN, |status| {
+                let ready = |engine: &serde_json::Value| engine["standby"] == "ready";
+                (status["engines"].as_array()).is_some_and(|engines| engines.iter().all(ready))
+            })?;
+        }
         Ok(Box::new(Running {
             blocks: *self == Self::Blocking,
             applications: None,

@@ -24,6 +24,7 @@ use crate::xsk::{KickOutcome, MappedXsk, Xsk};
 
 use super::Engine;
 use super::busy_poll::BusyPoll;
+use super::clock::{Clock, Machine};
 use super::control::{Incoming, Link};
 use super::counters::{CounterPage, EngineCounters};
 use super::crossing::{CrossingReceiver, CrossingSender, SLOT_BYTES};
@@ -31,7 +32,8 @@ use super::death::DeathWord;
 use super::encap::Encapsulation;
 use super::host::EngineHost;
 use super::ledger_facts::Facts;
-use super::path::{Lookout, MAX_ON_VETH, MAX_STAGED, Neighbour, Path};
+use super::lookout::Lookout;
+use super::path::{MAX_ON_VETH, MAX_STAGED, Neighbour, Path};
 use super::ports::{Port, PortParts};
 use super::restore;
 use super::routes::{Change, Routes};
@@ -56,6 +58,7 @@ pub(super) struct Standby {
     neighbours: Vec<Neighbour>,
     own_wake: OwnedFd,
     waiter: Waiter,
+    clock: Clock,
     routes: Routes,
     reachable: BTreeSet<u16>,
     ports: BTreeMap<u16, Port>,
@@ -154,6 +157,8 @@ impl Standby {
             neighbours,
             own_wake,
             waiter,
+            // Reads a file, which the sandbox forbids later.
+            clock: Clock::new(Machine::new()),
             routes,
             reachable: BTreeSet::new(),
             ports: BTreeMap::new(),
@@ -314,6 +319,7 @@ impl Standby {
             ledger: self.ledger,
             counter_page: CounterPage::adopt(self.ledger),
             waiter: self.waiter,
+            clock: self.clock,
             _own_wake: self.own_wake,
             next_control: 0,
             next_counters: 0,

@@ -16,9 +16,11 @@
 //! |---|---|---|
 //! | many for [`WARM`] looks | ask | |
 //! | few for [`CALM`] looks | | ask to be let off |
-//! | not more frames after [`TRIAL`] looks than before, or plainly fewer after [`SHORT_TRIAL`] | | ask to be let off, for [`RETRY_NS`] and longer |
-//! | more, for [`BELIEVED_NS`] and longer | | ask to be let off, to compare anew |
+//! | not more frames after [`TRIAL`] looks than before, or plainly fewer after [`SHORT_TRIAL`] | | ask to be let off, for [`RETRY_NS`] and longer \* |
+//! | more, for [`BELIEVED_NS`] and longer | | ask to be let off, to compare anew \* |
 //! | told so | begin | once more, for what came meanwhile; end |
+//!
+//! \* And the instance given up, if the interface has it for our sake: frames that come by themselves take longer through one.
 //!
 //! A look is what counts a millisecond of work. An engine that goes round does not sleep: nobody else would see a frame come.
 //!
@@ -29,6 +31,10 @@ use std::os::fd::OwnedFd;
 use portolan_transport::ident::Nanos;
 use rustix::net::RecvFlags;
 
+/// Frames that the kernel takes in a row when we go round. It does so twice, the second time as it lets go of the instance (`busy_poll_stop`).
+pub(crate) const BUDGET: u32 = 32;
+/// Most frames that one look brings.
+pub const FRAMES_PER_LOOK: u32 = 2 * BUDGET;
 /// Frames per millisecond that are many: more than an exchange of short messages has, or a stream of them; and few.
 const MANY: u64 = 200;
 const FEW: u64 = 60;
@@ -37,22 +43,33 @@ const WARM: u32 = 16;
 const CALM: u32 = 4;
 /// Looks that are compared with those before; the first ones are not, as what comes then had been kept back.
 const TRIAL: u32 = 32;
-const SETTLING: u32 = 8;
+const SETTLING: u32 = 16;
 /// So many of them are enough where there are fewer than eight frames for nine of before.
 const SHORT_TRIAL: u32 = 8;
 const WORSE: (u64, u64) = (9, 8);
-/// It pays if there are more than seventeen for sixteen.
-const BETTER: (u64, u64) = (17, 16);
-/// How long a trial is believed that went well, and one that did not: twice as long each time (of the second, each time in a row), up to the third, until there
-/// were few frames for [`CALM_NS`]. The second is short as what shares a machine with us may decide a trial the wrong way (docs/tuning.md), and a stream that is slow
-/// for nothing costs more than another trial.
+/// It pays if there are more than thirty-three for thirty-two.
+const BETTER: (u64, u64) = (33, 32);
+/// How long a trial is believed that went well, and one that did not: twice and four times as long each time (of the second, each time in a row), up to the third,
+/// until there were few frames for [`CALM_NS`]. The second is not long at first, as what shares a machine with us may decide a trial the wrong way (docs/tuning.md);
+/// nor is it short, as a trial takes some 50 ms in which a stream may be a quarter slower: 3 % of the time between two.
 const BELIEVED_NS: Nanos = 1_000_000_000;
-const RETRY_NS: Nanos = 64_000_000;
+const RETRY_NS: Nanos = 500_000_000;
 const LONGEST_NS: Nanos = 8_000_000_000;
 const CALM_NS: Nanos = 1_000_000_000;
 /// Between two questions at first, which may find the supervisor learning; twice as long after each, up to the other.
 const PAUSE_NS: Nanos = 5_000_000;
 const LONG_PAUSE_NS: Nanos = 1_000_000_000;
+
+/// What an engine would have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// Go round.
+    Begin,
+    /// Not any more, as there are few frames.
+    End,
+    /// Not for now, as it brings nothing, or to see whether it does.
+    Rest,
+}
 
 /// Whether we go round, and whether it would be worth it.
 pub struct BusyPoll {
@@ -65,6 +82,8 @@ pub struct BusyPoll {
     ask_at: Nanos,
     pause: Nanos,
     judge: Option<Judge>,
+    /// Asked to begin: what comes from now on may come through an instance already.
+    begins: bool,
 }
 
 /// Frames over some time.
@@ -125,11 +144,13 @@ struct Judge {
 }
 
 impl Judge {
-    /// Frames come by themselves, and there are many of them, or not.
-    fn without(&mut self, many: bool, frames: u64, ns: Nanos) {
+    /// Frames come by themselves, and there are many of them, or not. They do not count any more once we have asked to `begin`.
+    fn without(&mut self, many: bool, begins: bool, frames: u64, ns: Nanos) {
         if many {
-            self.before.add(frames, ns);
-            self.before.fade();
+            if !begins {
+                self.before.add(frames, ns);
+                self.before.fade();
+            }
             self.calm = 0;
         } else {
             self.before = Rate::default();
@@ -157,12 +178,13 @@ impl Judge {
             return false;
         }
         let pays = self.now.beats(self.before, BETTER);
-        let longer = |last: Nanos, least| last.saturating_mul(2).clamp(least, LONGEST_NS);
+        let longer =
+            |last: Nanos, times, least| last.saturating_mul(times).clamp(least, LONGEST_NS);
         if pays {
-            (self.believed, self.rested) = (longer(self.believed, BELIEVED_NS), 0);
+            (self.believed, self.rested) = (longer(self.believed, 2, BELIEVED_NS), 0);
             self.verdict = Verdict::Pays(now.saturating_add(self.believed));
         } else {
-            self.rested = longer(self.rested, RETRY_NS);
+            self.rested = longer(self.rested, 4, RETRY_NS);
             self.verdict = Verdict::DoesNot;
             self.rest_until = now.saturating_add(self.rested);
         }
@@ -188,6 +210,7 @@ impl BusyPoll {
             ask_at: 0,
             pause: 0,
             judge: compares.then(Judge::default),
+            begins: false,
         }
     }
 
@@ -220,12 +243,13 @@ impl BusyPoll {
             judge.changed(socket.is_some());
         }
         self.socket = socket;
+        self.begins = false;
         (self.in_a_row, self.pause) = (0, PAUSE_NS);
         self.ask_at = now.saturating_add(PAUSE_NS);
     }
 
     /// Looks at how many frames have come by now, about each millisecond. Says what to ask for.
-    pub fn look(&mut self, now: Nanos, frames: u64) -> Option<bool> {
+    pub fn look(&mut self, now: Nanos, frames: u64) -> Option<Wish> {
         let (since, before) = self.seen.replace((now, frames))?;
         let (frames, ns) = (frames.saturating_sub(before), now.saturating_sub(since));
         let per_ms = frames / (ns / 1_000_000).max(1);
@@ -233,13 +257,19 @@ impl BusyPoll {
             true => (per_ms < FEW, CALM),
             false => (per_ms >= MANY, WARM),
         };
+        let mut wish = match self.is_on() {
+            true => Wish::End,
+            false => Wish::Begin,
+        };
         if let Some(judge) = &mut self.judge {
             if self.socket.is_none() {
-                judge.without(change, frames, ns);
+                self.begins &= change;
+                judge.without(change, self.begins, frames, ns);
                 change &= now >= judge.rest_until;
             } else if judge.with(now, frames, ns) {
                 // At once.
                 (change, self.in_a_row) = (true, enough);
+                wish = Wish::Rest;
             }
         }
         self.in_a_row = match change {
@@ -250,15 +280,16 @@ impl BusyPoll {
             return None;
         }
         if self.in_a_row >= enough {
+            self.begins = wish == Wish::Begin;
             let pause = self.pause.clamp(PAUSE_NS, LONG_PAUSE_NS);
             self.ask_at = now.saturating_add(pause);
             self.pause = pause.saturating_mul(2);
-            return Some(!self.is_on());
+            return Some(wish);
         }
         // For a supervisor that was replaced: its successor knows nothing of it.
         if self.is_on() && now >= self.ask_at.saturating_add(LONG_PAUSE_NS) {
             self.ask_at = now;
-            return Some(true);
+            return Some(Wish::Begin);
         }
         None
     }
@@ -272,6 +303,7 @@ pub(crate) fn go_round(socket: &OwnedFd) {
 
 #[cfg(test)]
 mod tests {
+    use super::Wish::{Begin, End, Rest};
     use super::*;
 
     const MS: Nanos = 1_000_000;
@@ -294,12 +326,16 @@ mod tests {
             }
         }
 
-        fn see(&mut self, per_ms: u64, looks: u64) -> Vec<(u64, bool)> {
+        fn see(&mut self, per_ms: u64, looks: u64) -> Vec<(u64, Wish)> {
             let mut asked = Vec::new();
             for nth in 1..=looks {
                 self.now += MS;
                 self.frames += per_ms;
-                asked.extend(self.poll.look(self.now, self.frames).map(|on| (nth, on)));
+                asked.extend(
+                    self.poll
+                        .look(self.now, self.frames)
+                        .map(|wish| (nth, wish)),
+                );
             }
             asked
         }
@@ -320,20 +356,20 @@ mod tests {
             let mut looks = Looks::new(compares);
             assert_eq!(looks.see(MANY - 1, 100), []);
             let asked = looks.see(MANY, 2_000);
-            let begin = [0, 5, 15, 35].map(|later| (warm + later, true));
+            let begin = [0, 5, 15, 35].map(|later| (warm + later, Begin));
             assert_eq!(asked[..4], begin);
             assert!(asked.len() < 12, "{asked:?}");
             let last = asked.windows(2).last().unwrap();
             assert!(last[1].0 - last[0].0 <= 1_000, "{last:?}");
             looks.told(true);
-            assert_eq!(looks.see(MANY + MANY / 2, 50), []);
+            assert_eq!(looks.see(MANY + MANY / 2, u64::from(SETTLING + TRIAL)), []);
             assert_eq!(looks.see(FEW, 50), []);
             assert_eq!(looks.see(FEW - 1, 3), []);
             assert_eq!(looks.see(MANY, 1), []);
-            assert_eq!(looks.see(0, 5), [(4, false)]);
+            assert_eq!(looks.see(0, 5), [(4, End)]);
             looks.told(false);
             assert_eq!(looks.see(0, 100), []);
-            assert_eq!(looks.see(MANY, warm), [(warm, true)]);
+            assert_eq!(looks.see(MANY, warm), [(warm, Begin)]);
         }
     }
 
@@ -344,7 +380,7 @@ mod tests {
         looks.told(true);
         let said = looks.see(MANY, 10_000);
         assert!((9..=10).contains(&said.len()), "{said:?}");
-        assert!(said.iter().all(|(_, on)| *on));
+        assert!(said.iter().all(|(_, wish)| *wish == Begin));
     }
 
     // Looks that are late, as after a sleep. Expect: frames are counted per millisecond all the same.
@@ -358,40 +394,53 @@ mod tests {
         }
     }
 
-    // Many frames, and not one in sixteen more when we go round for them, again and again; what had been kept back comes at once. Expect: asked to be let off
-    // after a trial, and once more at each pause until somebody answers; the next trial soon, then after twice as long each time, at most after eight seconds; soon
-    // again after a second with few frames, and after a trial that went well.
+    // Many frames, and not one in thirty-two more when we go round for them, again and again; what had been kept back comes at once. Expect: asked to be let off for a
+    // while after a trial, and once more at each pause until somebody answers; the next trial soon, then after four times as long each time, at most after eight
+    // seconds; soon again after a second with few frames, and after a trial that went well.
     #[test]
     fn what_does_not_pay_is_ended_and_tried_more_rarely() {
         let (warm, trial) = (u64::from(WARM), u64::from(TRIAL));
         let mut looks = Looks::new(true);
-        assert_eq!(looks.see(800, warm), [(warm, true)]);
+        assert_eq!(looks.see(800, warm), [(warm, Begin)]);
         let vain = |looks: &mut Looks, rest: u64| {
             looks.told(true);
             assert_eq!(looks.see(5_000, u64::from(SETTLING)), []);
-            let asked = looks.see(849, trial + 14);
-            assert_eq!(asked, [(trial, false), (trial + 5, false)], "{rest}");
+            let asked = looks.see(824, trial + 14);
+            assert_eq!(asked, [(trial, Rest), (trial + 5, Rest)], "{rest}");
             looks.told(false);
             let asked = looks.see(800, 2 * rest);
             let (first, begins) = asked[0];
-            assert!(begins && asked.iter().all(|(_, on)| *on));
+            assert!(begins == Begin && asked.iter().all(|(_, wish)| *wish == Begin));
             // The rest began at the verdict, fourteen looks ago.
             assert_eq!(first, rest - 14 + warm - 1);
         };
-        for rest in [64, 128, 256, 512, 1_024, 2_048, 4_096, 8_000, 8_000] {
+        for rest in [500, 2_000, 8_000, 8_000] {
             vain(&mut looks, rest);
         }
         assert_eq!(looks.see(MANY - 1, 1_000), []);
-        assert_eq!(looks.see(800, warm), [(warm, true)]);
-        for rest in [64, 128] {
+        assert_eq!(looks.see(800, warm), [(warm, Begin)]);
+        for rest in [500, 2_000] {
             vain(&mut looks, rest);
         }
         looks.told(true);
         let at = u64::from(SETTLING) + trial + 1_000;
-        assert_eq!(looks.see(851, at).last(), Some(&(at, false)));
+        assert_eq!(looks.see(826, at).last(), Some(&(at, Rest)));
         looks.told(false);
-        assert_eq!(looks.see(800, warm), [(warm, true)]);
-        vain(&mut looks, 64);
+        assert_eq!(looks.see(800, warm), [(warm, Begin)]);
+        vain(&mut looks, 500);
+    }
+
+    // Many frames, then fewer from when we ask until we are told, as through an instance that nobody polls; as few when we go round, for a trial. Expect: it does not pay,
+    // as it is more before that.
+    #[test]
+    fn what_comes_once_it_was_asked_for_is_not_what_came_before() {
+        let mut looks = Looks::new(true);
+        assert_eq!(looks.see(800, u64::from(WARM)).len(), 1);
+        looks.see(600, 30);
+        looks.told(true);
+        assert_eq!(looks.see(700, u64::from(SETTLING)), []);
+        let asked = looks.see(700, u64::from(SHORT_TRIAL));
+        assert_eq!(asked, [(u64::from(SHORT_TRIAL), Rest)]);
     }
 
     // Fewer frames when we go round, by one in nine; by one frame less than that. Expect: ended after a short trial; after a whole one.
@@ -403,11 +452,11 @@ mod tests {
             looks.told(true);
             assert_eq!(looks.see(MANY, u64::from(SETTLING)), []);
             let asked = looks.see(frames, u64::from(TRIAL));
-            assert_eq!(asked.first(), Some(&(u64::from(trial), false)), "{frames}");
+            assert_eq!(asked.first(), Some(&(u64::from(trial), Rest)), "{frames}");
         }
     }
 
-    // One frame in sixteen more, after many, again and again; once not. Expect: it goes on for a second, two, at most eight, each time then compared with what comes by
+    // One frame in thirty-two more, after many, again and again; once not. Expect: it goes on for a second, two, at most eight, each time then compared with what comes by
     // itself, also after the one in vain; after a second with few frames it is a second again.
     #[test]
     fn what_pays_goes_on_and_is_compared_anew() {
@@ -417,23 +466,23 @@ mod tests {
         assert_eq!(looks.see(800, 2 * u64::from(TRIAL)), []);
         let pays = |looks: &mut Looks, good: u64| {
             looks.told(true);
-            let said = looks.see(851, trial + good);
+            let said = looks.see(826, trial + good);
             let (last, said) = said.split_last().unwrap();
-            assert_eq!(*last, (trial + good, false));
-            assert!(said.iter().all(|(_, on)| *on));
+            assert_eq!(*last, (trial + good, Rest));
+            assert!(said.iter().all(|(_, wish)| *wish == Begin));
             looks.told(false);
         };
         for good in [1_000, 2_000, 4_000, 8_000, 8_000] {
             pays(&mut looks, good);
-            assert_eq!(looks.see(800, warm), [(warm, true)]);
+            assert_eq!(looks.see(800, warm), [(warm, Begin)]);
         }
         looks.told(true);
-        assert_eq!(looks.see(849, trial), [(trial, false)]);
+        assert_eq!(looks.see(824, trial), [(trial, Rest)]);
         looks.told(false);
-        assert_eq!(looks.see(800, 64 + warm - 1), [(64 + warm - 1, true)]);
+        assert_eq!(looks.see(800, 500 + warm - 1), [(500 + warm - 1, Begin)]);
         pays(&mut looks, 8_000);
         assert_eq!(looks.see(MANY - 1, 1_000), []);
-        assert_eq!(looks.see(800, warm), [(warm, true)]);
+        assert_eq!(looks.see(800, warm), [(warm, Begin)]);
         pays(&mut looks, 1_000);
     }
 }

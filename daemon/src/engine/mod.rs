@@ -12,6 +12,7 @@
 //! | `death.rs` | how the kernel tells of our death |
 //! | `serve.rs` | tokens from the ports, messages from the link |
 //! | `path.rs`, `inbound.rs` | the path of frames: socket and crossing rings ↔ transport; what becomes of a received one |
+//! | `lookout.rs` | how often to look what was sent |
 //! | `encap.rs`, `routes.rs` | outer headers, and where each node is |
 //! | `crossing.rs` | frames between the engines of a node |
 //! | `ports.rs`, `buffers.rs`, `bell.rs` | ports, receive tokens, doorbells |
@@ -23,6 +24,7 @@
 //! | `suspect.rs` | frames and tokens that kill |
 //! | `wedge.rs` | a queue that stands still |
 //! | `wait.rs` | waiting without work |
+//! | `clock.rs` | what time it is |
 //! | `busy_poll.rs` | going round for frames instead of the kernel |
 //! | `sandbox.rs` | what may be asked of the kernel |
 //! | `counters.rs`, `latency.rs` | what is counted |
@@ -34,6 +36,7 @@ mod briefing;
 mod buffers;
 pub(crate) mod busy_poll;
 mod checked_copy;
+mod clock;
 mod commit;
 mod commit_point;
 mod control;
@@ -50,6 +53,7 @@ mod inbound;
 mod inventory;
 pub mod latency;
 mod ledger_facts;
+mod lookout;
 mod path;
 mod port_table;
 mod ports;
@@ -77,6 +81,8 @@ use portolan_transport::ident::Nanos;
 use crate::engine_link::{FromEngine, ToEngine};
 
 use briefing::Standby;
+use busy_poll::Wish;
+use clock::Clock;
 use control::{Incoming, Link};
 use counters::CounterPage;
 use path::Path;
@@ -164,6 +170,7 @@ struct Engine {
     ledger: Ledger<'static>,
     counter_page: CounterPage,
     waiter: Waiter,
+    clock: Clock,
     /// Held open, so that others can wake us.
     _own_wake: OwnedFd,
     next_control: Nanos,
@@ -175,14 +182,14 @@ struct Engine {
 impl Engine {
     /// The duty cycle. False: leave.
     fn turn(&mut self, link: &mut Link) -> anyhow::Result<bool> {
-        let mut now = self::now();
+        let mut now = self.clock.now();
         self.path.host.now = now;
         let mut worked = self.path.receive(now);
         worked |= self.path.drain_crossings(now);
         if self.gives_way_at_once() {
             self.path.wake_neighbours();
             self.give_way();
-            now = self::now();
+            now = self.clock.now();
             self.path.host.now = now;
         }
         let tokens = self.serve_ports(now, link);
@@ -255,8 +262,11 @@ impl Engine {
             self.next_counters = now.saturating_add(COUNTERS_EVERY_NS);
             self.publish_counters();
             let frames = self.path.xsk.counters().rx_frames;
-            if let Some(on) = self.path.busy_poll.look(now, frames) {
-                link.send(&FromEngine::BusyPoll { on });
+            if let Some(wish) = self.path.busy_poll.look(now, frames) {
+                link.send(&FromEngine::BusyPoll {
+                    on: wish == Wish::Begin,
+                    rests: wish == Wish::Rest,
+                });
             }
             if let Some(evidence) = self.path.wedged(now) {
                 link.send(&FromEngine::Wedged {

@@ -16,15 +16,16 @@ use portolan_transport::Endpoint;
 use portolan_transport::ident::{Nanos, Priority};
 
 use crate::credit_budget::CreditBudget;
-use crate::xsk::{CHUNK_SIZE, KickOutcome, TxSlot, Xsk};
+use crate::xsk::{CHUNK_SIZE, KickOutcome, MAX_SINGLE_CHUNK_FRAME, TxSlot, Xsk};
 
 use super::bell;
-use super::busy_poll::BusyPoll;
+use super::busy_poll::{BusyPoll, FRAMES_PER_LOOK};
 use super::counters::EngineCounters;
 use super::crossing::{CrossingReceiver, CrossingSender};
 use super::encap::Encapsulation;
 use super::host::EngineHost;
 use super::inbound::{Inbound, Seen};
+use super::lookout::Lookout;
 use super::routes::Routes;
 use super::suspect::Suspect;
 use super::tap::Tap;
@@ -33,13 +34,7 @@ use super::wedge::{Vitals, Wedge};
 /// Transmit descriptors handed to the kernel at once, and with it at any time.
 pub const MAX_STAGED: u32 = 32;
 /// With it at any time on a veth, whose other end may go round for them itself ([`super::busy_poll`]): they are what it finds. Else none is left after a kick there.
-pub const MAX_ON_VETH: u32 = 128;
-/// So many of these keep the other end busy for a while, in which nobody looks how far it is: each look takes lines from it that it writes for every frame
-/// (the completion ring, its lock), and what is found at once would leave in kicks of a frame or two.
-const BUSY_WITH: u32 = MAX_ON_VETH / 2;
-/// How long: as long as one receiver needs for so many frames that takes one in 0.8 us, which is less than any took (docs/tuning.md). A frame to send waits
-/// no longer for room that there is.
-const BUSY_NS: Nanos = 50_000;
+pub const MAX_ON_VETH: u32 = 64;
 /// Frames received per loop.
 const RX_BUDGET: usize = 64;
 /// Frames per crossing ring and loop.
@@ -114,45 +109,6 @@ pub struct Path {
     pub(super) tap: Option<Box<Tap>>,
 }
 
-/// When to look what the kernel has sent.
-#[derive(Debug)]
-pub(super) struct Lookout {
-    /// With so many outstanding it has enough to do for a while.
-    busy_with: u32,
-    not_before: Nanos,
-}
-
-impl Lookout {
-    /// Where at most so many descriptors can be with the kernel: if they are few, each that comes back is needed at once.
-    pub(super) fn of(most: u32) -> Self {
-        Self {
-            busy_with: match most >= MAX_ON_VETH {
-                true => BUSY_WITH,
-                false => u32::MAX,
-            },
-            not_before: 0,
-        }
-    }
-
-    /// Whatever was found before.
-    pub(super) fn look_now(&mut self) {
-        self.not_before = 0;
-    }
-
-    #[inline]
-    fn is_time(&self, now: Nanos) -> bool {
-        now >= self.not_before
-    }
-
-    /// So many descriptors were still with it.
-    #[inline]
-    fn found(&mut self, now: Nanos, outstanding: u32) {
-        if outstanding >= self.busy_with {
-            self.not_before = now.saturating_add(BUSY_NS);
-        }
-    }
-}
-
 /// Where a frame that was written goes.
 enum Onward {
     Wire(usize),
@@ -174,6 +130,18 @@ impl Path {
         let needed = budget.needed().saturating_add(FOR_STRANGERS);
         let needed = u32::try_from(needed).unwrap_or(u32::MAX);
         self.xsk.keep_filled(needed);
+    }
+
+    /// Told to go round for frames, with this, or not any more. Who does finds no more of them at once than a look brings, so the fill ring need not hold more either: what
+    /// it holds is written and read in turn, all by this core then, whose cache it has to fit into beside what applications are given.
+    pub fn told_to_go_round(&mut self, now: Nanos, socket: Option<OwnedFd>) {
+        let frame = usize::from(self.encap.max_frame()) + self.encap.overhead();
+        let chunks = frame.div_ceil(MAX_SINGLE_CHUNK_FRAME) as u32 * FRAMES_PER_LOOK;
+        self.xsk.fill_at_most(match socket {
+            Some(_) => chunks,
+            None => u32::MAX,
+        });
+        self.busy_poll.told(now, socket);
     }
 
     /// Takes received frames from the socket; true if there were any.
@@ -539,29 +507,6 @@ mod tests {
 
     use super::super::crossing::{CROSSING_BYTES, SLOT_BYTES};
     use super::*;
-
-    // Looks that find few descriptors with the kernel, and one that finds many; where there can be no more than that, and where there can be more. Expect: the next
-    // look at once; only after a while, or when asked to, unless there can be no more.
-    #[test]
-    fn who_has_much_to_do_is_left_alone_for_a_while() {
-        for (most, is_left_alone) in [
-            (MAX_STAGED, false),
-            (MAX_ON_VETH - 1, false),
-            (MAX_ON_VETH, true),
-        ] {
-            let mut lookout = Lookout::of(most);
-            for few in [0, BUSY_WITH - 1] {
-                assert!(lookout.is_time(7));
-                lookout.found(7, few);
-            }
-            assert!(lookout.is_time(7));
-            lookout.found(7, BUSY_WITH);
-            assert_eq!(lookout.is_time(6 + BUSY_NS), !is_left_alone, "{most}");
-            assert!(lookout.is_time(7 + BUSY_NS));
-            lookout.look_now();
-            assert!(lookout.is_time(7));
-        }
-    }
 
     // Frames for the node's other engine, which takes none. Expect: as many cross as there is room for; the next is lost and counted, and one
     // for an engine that is not there is too.

@@ -392,7 +392,7 @@ impl Engine {
                 ToEngine::Drain { on } => self.path.host.draining = on,
                 ToEngine::BusyPoll { on } => {
                     let socket = fds.into_iter().next().filter(|_| on);
-                    self.path.busy_poll.told(now, socket);
+                    self.path.told_to_go_round(now, socket);
                 }
                 ToEngine::Stop => return Ok(false),
                 ToEngine::Hang => hang(),

@@ -21,8 +21,10 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 
 use super::Supervisor;
 use super::config::BusyPolling;
+use super::engines::Engine;
 use super::napi::{Deferral, Napi};
-use crate::engine::busy_poll::go_round;
+use super::poll::Timer;
+use crate::engine::busy_poll::{BUDGET, go_round};
 use crate::engine_link::ToEngine;
 
 /// While an engine goes round the kernel does not, but for an engine that was kept from its core for so long. More than a tick of kernels with
@@ -31,8 +33,6 @@ const DEFERRAL: Deferral = Deferral {
     rounds: 1,
     pause_ns: 2_000_000,
 };
-/// Most frames taken at once; the kernel goes round twice per look.
-const BUDGET: libc::c_int = 64;
 /// Frames given for a socket that learns nothing of them, as those of the other end do not come through the instance; then it is let be until the interface has another one.
 const ERRANDS: u32 = 3;
 /// An engine of ours asks no sooner again.
@@ -95,27 +95,38 @@ impl PolledSocket {
         })
     }
 
+    /// The instance that something was received through; 0: none.
+    fn received_through(&self) -> io::Result<u32> {
+        let mut id: libc::c_int = 0;
+        let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+        // SAFETY: the option's value is an int, as long as it says.
+        let got = unsafe {
+            libc::getsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_INCOMING_NAPI_ID,
+                std::ptr::from_mut(&mut id).cast(),
+                &mut len,
+            )
+        };
+        match got {
+            0.. => Ok(id.cast_unsigned()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Whether anything was received.
+    fn has_received(&self) -> bool {
+        self.received_through().is_ok_and(|id| id != 0)
+    }
+
     /// Which of these instances it is, if that is known by now. The socket is told once, by whatever comes first: of another one it cannot be used.
     fn learn(&mut self, instances: &[u32]) -> io::Result<Option<u32>> {
         if self.instance.is_none() {
-            let mut id: libc::c_int = 0;
-            let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-            // SAFETY: the option's value is an int, as long as it says.
-            let got = unsafe {
-                libc::getsockopt(
-                    self.fd.as_raw_fd(),
-                    libc::SOL_SOCKET,
-                    libc::SO_INCOMING_NAPI_ID,
-                    std::ptr::from_mut(&mut id).cast(),
-                    &mut len,
-                )
-            };
-            if got < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            if instances.contains(&id.cast_unsigned()) {
+            let id = self.received_through()?;
+            if instances.contains(&id) {
                 self.keep_everything_out()?;
-                self.instance = Some(id.cast_unsigned());
+                self.instance = Some(id);
             }
         }
         Ok(self.instance)
@@ -219,7 +230,6 @@ impl Supervisor {
         let Some(engine) = self.engines.get(index) else {
             return;
         };
-        let (was_on, queue) = (engine.busy_poll.on, engine.index);
         if !wanted || engine.busy_poll.refused || !self.may_poll() {
             self.end_polling(index);
             // Also an engine that a predecessor of ours let begin.
@@ -232,6 +242,27 @@ impl Supervisor {
         if let Some(engine) = self.engines.get_mut(index) {
             engine.busy_poll.asked = Some(now);
         }
+        self.answer(index, now);
+    }
+
+    /// A frame was given for an engine that asked. There are many, so the first one has come, and the answer need not wait until it asks again.
+    pub(super) fn on_errand_timer(&mut self, queue: u8, now: Instant) {
+        let asks = |engine: &Engine| engine.index == queue && !engine.busy_poll.on;
+        let Some(index) = self.engines.iter().position(asks) else {
+            return;
+        };
+        let poll = &self.engines[index].busy_poll;
+        if poll.socket.as_ref().is_some_and(PolledSocket::has_received) {
+            self.answer(index, now);
+        }
+    }
+
+    /// Lets an engine that asks go round, if everything is in place.
+    fn answer(&mut self, index: usize, now: Instant) {
+        let Some(engine) = self.engines.get(index) else {
+            return;
+        };
+        let (was_on, queue) = (engine.busy_poll.on, engine.index);
         match self.begin_polling(index, now) {
             // It says so again: the instance is still there.
             Ok(Some(_)) if was_on => {}
@@ -261,7 +292,12 @@ impl Supervisor {
     /// The socket to poll, if everything is in place.
     fn begin_polling(&mut self, index: usize, now: Instant) -> io::Result<Option<Arc<OwnedFd>>> {
         let mut napi = Napi::new()?;
-        let instances = napi.of_interface(self.config.interface_facts.index)?;
+        let interface = self.config.interface_facts.index;
+        let mut instances = napi.of_interface(interface)?;
+        if instances.is_empty() {
+            self.switch_gro_on(now)?;
+            instances = napi.of_interface(interface)?;
+        }
         let instances: Vec<u32> = instances.into_iter().map(|(id, _)| id).collect();
         let Some(engine) = self.engines.get_mut(index) else {
             return Ok(None);
@@ -269,7 +305,6 @@ impl Supervisor {
         let poll = &mut engine.busy_poll;
         if instances.is_empty() {
             (poll.socket, poll.on) = (None, false);
-            self.switch_gro_on(now)?;
             return Ok(None);
         }
         if instances != poll.tried {
@@ -290,6 +325,7 @@ impl Supervisor {
             let steering = &mut self.steering;
             let sent = steering.send_on_errand(engine.nic_queue, socket.port);
             poll.socket = Some(socket);
+            self.poll.set_timer(now, Timer::Errand(engine.index));
             self.gro.is_of_use(now);
             return sent.map(|()| None).map_err(io::Error::other);
         };

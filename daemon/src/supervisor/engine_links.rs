@@ -302,7 +302,12 @@ impl Supervisor {
                 reason,
             } => self.on_port_closed(index, port, generation, reason),
             FromEngine::Peers { id, peers } => self.on_peers(index, id, peers),
-            FromEngine::BusyPoll { on } => self.on_busy_poll(index, on),
+            FromEngine::BusyPoll { on, rests } => {
+                self.on_busy_poll(index, on);
+                if rests {
+                    self.spare_gro();
+                }
+            }
             FromEngine::Wedged { evidence } => self.on_wedged(index, &evidence),
         }
     }

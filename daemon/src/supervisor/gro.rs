@@ -3,7 +3,8 @@
 //! **Problem.** A veth has instances while GRO is switched on, which it is not by default. While it has one that nobody polls, every frame takes longer, a
 //! short message's way by 5 % (docs/tuning.md).
 //!
-//! **Idea.** GRO is switched on when an engine asks to go round and there is no instance, and off again when for [`LINGER`] none did. GRO that we did not
+//! **Idea.** GRO is switched on when an engine asks to go round and there is no instance, and off again when for [`LINGER`] none did, or at once if the last one rests: it will
+//! try again, but meanwhile has many frames to receive. GRO that we did not
 //! switch on stays as it is. That it is ours, and of which interface, is in the notes before it is done, so whoever succeeds a supervisor that was killed switches it off, also who
 //! begins anew; who stops or leaves does, too. What is in the instance's queue when that goes is lost, and sent again, as are frames that are used up to find the next one.
 //!
@@ -64,6 +65,8 @@ pub struct Gro {
     rest_until: Option<Instant>,
     /// It will be looked at.
     armed: bool,
+    /// It was said that we do this.
+    announced: bool,
 }
 
 impl Gro {
@@ -137,7 +140,12 @@ impl Supervisor {
         self.gro.is_of_use(now);
         self.look_after_gro(now);
         let interface = &self.config.interface;
-        tracing::info!(%interface, "GRO is on while there is a stream, so that engines can go round for its frames");
+        let what = "GRO is on while there is a stream, so that engines can go round for its frames";
+        // Streams for which that brings nothing try it now and then.
+        match std::mem::replace(&mut self.gro.announced, true) {
+            false => tracing::info!(%interface, "{what}"),
+            true => tracing::debug!(%interface, "{what}"),
+        }
         Ok(())
     }
 
@@ -152,11 +160,22 @@ impl Supervisor {
     /// Switches it off if it was not used of late.
     pub(super) fn on_gro_timer(&mut self, now: Instant) {
         self.gro.armed = false;
-        let polled = self.engines.iter().any(|engine| engine.busy_poll.is_on());
-        if !polled && self.gro.is_unused(now) {
+        if !self.is_polled() && self.gro.is_unused(now) {
             self.end_gro();
         }
         self.look_after_gro(now);
+    }
+
+    /// An engine has stopped going round while there are many frames, which are faster without an instance.
+    pub(super) fn spare_gro(&mut self) {
+        if !self.is_polled() {
+            self.end_gro();
+        }
+    }
+
+    /// Whether an engine goes round.
+    fn is_polled(&self) -> bool {
+        self.engines.iter().any(|engine| engine.busy_poll.is_on())
     }
 
     /// Switches it off if it is ours.

@@ -418,6 +418,7 @@ impl Supervisor {
             Timer::PeerEvents => self.look_at_peers(now),
             Timer::Peers => self.on_peers_timer(now),
             Timer::Neighbours => self.look_after_neighbours(now),
+            Timer::Errand(queue) => self.on_errand_timer(queue, now),
             Timer::Gro => self.on_gro_timer(now),
             Timer::Interface => self.on_interface_timer(now),
             Timer::Discovery => self.announce(now),

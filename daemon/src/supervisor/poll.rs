@@ -113,6 +113,8 @@ pub enum Timer {
     Peers,
     /// Neighbours are to be looked after.
     Neighbours,
+    /// A frame given for an engine's socket should have come by now.
+    Errand(u8),
     /// GRO that we switched on may be of no use any more.
     Gro,
     /// The interface is to be looked at.

@@ -155,6 +155,8 @@ pub(super) fn adopt_rings<'t, D: Doorbell>(
         tx: Producer::adopt(rings.tx).map_err(corrupt)?,
         completion: Consumer::adopt(rings.completion).map_err(corrupt)?,
         refill: Vec::with_capacity(layout.rx_chunks() as usize),
+        fill_wanted: FILL_AT_LEAST,
+        fill_most: u32::MAX,
         fill_depth: FILL_AT_LEAST,
         refill_at: 1,
         unfilled: 0,

@@ -73,7 +73,10 @@ pub use adopt::{AdoptReport, MappedXsk};
 pub use consistency::Inconsistency;
 pub use counters::XskCounters;
 pub use error::{BindMode, Operation, XskError};
-pub use layout::{CHUNK_SIZE, MAX_FRAME_LEN, MAX_SEGMENTS, RingSizes, UmemLayout, XskConfig};
+pub use layout::{
+    CHUNK_SIZE, MAX_FRAME_LEN, MAX_SEGMENTS, MAX_SINGLE_CHUNK_FRAME, RingSizes, UmemLayout,
+    XskConfig,
+};
 pub use ownership::Record;
 pub use receive::RxOutcome;
 pub use socket::{BindOptions, Doorbell, XskFd, XskSocket};
@@ -100,7 +103,10 @@ pub struct Xsk<'t, D = XskSocket> {
     completion: Consumer<u64>,
     /// Receive chunks that are ours: they wait for the fill ring, or until it is to be deeper.
     refill: Vec<u32>,
-    /// Chunks that the fill ring is to hold.
+    /// Chunks that the fill ring is to hold, by who may send, and at most.
+    fill_wanted: u32,
+    fill_most: u32,
+    /// Chunks that it does hold.
     fill_depth: u32,
     /// It is filled once so many are to be given back.
     refill_at: u32,

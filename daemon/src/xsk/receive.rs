@@ -222,7 +222,19 @@ impl<D: Doorbell> Xsk<'_, D> {
     /// From now on the fill ring holds so many chunks, or [`FILL_AT_LEAST`], or all there are. Those it holds beyond that leave it as frames come. If there
     /// are some to spare, a few are gathered before it is filled: to see how far the kernel is takes a line that the core has which sent the last frame.
     pub fn keep_filled(&mut self, chunks: u32) {
-        let (chunks, spare) = (chunks.max(FILL_AT_LEAST), REFILL_AT - 1);
+        self.fill_wanted = chunks.max(FILL_AT_LEAST);
+        self.fill_as_wanted();
+    }
+
+    /// And no more than so many and a few, whatever is wanted.
+    pub fn fill_at_most(&mut self, chunks: u32) {
+        self.fill_most = chunks;
+        self.fill_as_wanted();
+    }
+
+    fn fill_as_wanted(&mut self) {
+        let chunks = self.fill_wanted.min(self.fill_most);
+        let spare = REFILL_AT - 1;
         let some_to_spare = self.layout.rx_chunks() >= chunks.saturating_add(spare);
         (self.fill_depth, self.refill_at) = match some_to_spare {
             true => (chunks + spare, REFILL_AT),

@@ -15,6 +15,9 @@ const UNDER_WAY: usize = 8;
 /// An engine is back, or has noticed what there is to do, within this.
 const NOTICED: Duration = Duration::from_secs(30);
 
+/// An instance was given up and made again within twice that: half a second where it brings nothing, a second where it does.
+const GIVEN_UP: Duration = Duration::from_secs(3);
+
 /// Goes round whenever there are many frames, whether that brings more of them or not.
 const ALWAYS: &str = "[network]\nbusy_poll = \"always\"";
 
@@ -221,7 +224,28 @@ fn an_interface_has_an_instance_as_long_as_that_is_of_use() {
     });
 }
 
-// The same, and the other end cuts what it sends into segments itself, so its frames do not come through the instance. Expect: that is noticed,
+// The same, but it goes on only where it brings more. Expect: whether it does or not, before long frames come by themselves for a while, without an instance, and then it is
+// tried again; with one kept for three seconds that would take longer.
+#[test]
+fn an_instance_is_given_up_while_it_is_of_no_use() {
+    let cluster = cluster(Encap::Udp4, "off", "[log]\nlevel = \"debug\"");
+    stream(&cluster, |_| {
+        let switched_on = || {
+            let log = cluster.daemon(2).log();
+            log.matches("GRO is on while there is a stream").count()
+        };
+        until("GRO is on", NOTICED, || (switched_on() >= 1).then_some(()));
+        until("it is on once more", 2 * GIVEN_UP, || {
+            (switched_on() >= 2).then_some(())
+        });
+    });
+    wait_polled(&cluster, 2, false, None);
+    until("GRO is off again", NOTICED, || {
+        (!has_gro(&cluster, 2)).then_some(())
+    });
+}
+
+// The same as the one before that, and the other end cuts what it sends into segments itself, so its frames do not come through the instance. Expect: that is noticed,
 // and the instance goes.
 #[test]
 fn an_instance_that_nothing_comes_through_is_taken_away() {

@@ -514,6 +514,18 @@ fn the_fill_ring_is_as_deep_as_it_is_to_be() {
     }
     assert_eq!(fills, 10);
     xsk.check_consistency().unwrap();
+    // No more than so many, whatever is asked for; until that ends.
+    xsk.fill_at_most(64);
+    for _ in 0..300 {
+        deliver(&socket, 1);
+        assert_eq!(xsk.receive(1, |_| ()).frames, 1);
+    }
+    assert!((64..=79).contains(&filled()), "{}", filled());
+    xsk.keep_filled(300);
+    assert!((64..=79).contains(&filled()), "{}", filled());
+    xsk.fill_at_most(u32::MAX);
+    assert_eq!(filled(), 315);
+    xsk.check_consistency().unwrap();
     // One more would be one too many: filled at every frame.
     xsk.keep_filled(4_082);
     for _ in 0..20 {
