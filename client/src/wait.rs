@@ -50,8 +50,8 @@ pub(crate) struct Waiting {
     looks: Looks,
     /// The doorbell ended a sleep and was not silenced yet.
     rung: bool,
-    /// A nap of this wait ended without anything.
-    napped: bool,
+    /// A nap of this wait ended before its time, and for nothing: this thread may not nap, perhaps.
+    restless: bool,
     /// When to look whether the daemon is still there, for waits that do not sleep for long: one after the other they may never end.
     gone_check: u64,
 }
@@ -62,14 +62,14 @@ impl Waiting {
             how,
             looks: Looks::default(),
             rung: false,
-            napped: false,
+            restless: false,
             gone_check: 0,
         }
     }
 }
 
-/// The longest nap.
-const NAP_NS: u64 = 20_000_000;
+/// The longest nap: nobody wakes a napper when the daemon is gone.
+const NAP_NS: u64 = GONE_CHECK_NS;
 /// How often a wait that does not sleep for long looks whether the daemon is still there.
 const GONE_CHECK_NS: u64 = 100_000_000;
 /// How long a blocking send waits for its end beyond its own timeout: an engine may be replaced meanwhile.
@@ -131,7 +131,7 @@ impl Port {
             }
         };
         self.wait.looks.begin();
-        self.wait.napped = false;
+        self.wait.restless = false;
         loop {
             if self.integrity.is_some() && self.look_in(now) {
                 return Ok(true);
@@ -199,7 +199,7 @@ impl Port {
 
     /// Sleeps once: until the engine wakes us, the earliest alarm, the deadline, or the daemon's end.
     fn sleep(&mut self, now: u64, deadline: u64) -> Result<(), PortError> {
-        if !self.wait.napped && self.may_nap() {
+        if !self.wait.restless && self.may_nap() {
             self.nap(now, deadline);
             return Ok(());
         }
@@ -214,7 +214,7 @@ impl Port {
         doorbell::announce_nap(word);
         let in_time = self.pending() || doorbell::nap(word, at_most_ns);
         self.withdraw();
-        self.wait.napped = !in_time;
+        self.wait.restless = !in_time && now_ns() < now.saturating_add(at_most_ns);
     }
 
     /// Sleeps on the doorbell.

@@ -207,6 +207,10 @@ impl Engine {
         let woken = self.wake_applications(now);
         self.path.wake_neighbours();
         self.beat(worked);
+        // Who slept as we did does not always have the core for being woken; what is left of the turn is as cold as it is.
+        if woken && self.waiter.has_slept() && self.path.host.ports.unread() {
+            self.give_way();
+        }
 
         if !self.housekeeping(now, link)? {
             return Ok(false);

@@ -152,6 +152,12 @@ impl Waiter {
         self.wait(at_most)
     }
 
+    /// Whether a sleep ended, and not all that it left to do is done.
+    #[inline]
+    pub fn has_slept(&self) -> bool {
+        self.listening
+    }
+
     /// Watches the socket no longer, if it was watched.
     #[inline]
     pub fn stop_listening(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
