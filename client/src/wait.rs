@@ -1,7 +1,8 @@
 //! Waiting: busy, giving the core away, or asleep.
 //!
-//! Who sleeps naps first, on the word that tells the engine of it, since that takes half as long as the doorbell's descriptor; after a nap
-//! in which nothing came, on the descriptor and the daemon's connection, for as long as it takes ([`portolan_abi::doorbell`]).
+//! Who sleeps naps, on the word that tells the engine of it, since that takes half as long as the doorbell's descriptor, and between two naps looks whether
+//! the daemon is still there. Where naps are not to be had, it sleeps on the descriptor and the daemon's connection, for as long as it takes
+//! ([`portolan_abi::doorbell`]).
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
@@ -50,7 +51,7 @@ pub(crate) struct Waiting {
     looks: Looks,
     /// The doorbell ended a sleep and was not silenced yet.
     rung: bool,
-    /// A nap of this wait ended before its time, and for nothing: this thread may not nap, perhaps.
+    /// A nap of this wait ended before its time, and for nothing: a signal, or this thread may not nap.
     restless: bool,
     /// When to look whether the daemon is still there, for waits that do not sleep for long: one after the other they may never end.
     gone_check: u64,
@@ -68,10 +69,10 @@ impl Waiting {
     }
 }
 
-/// The longest nap: nobody wakes a napper when the daemon is gone.
-const NAP_NS: u64 = GONE_CHECK_NS;
-/// How often a wait that does not sleep for long looks whether the daemon is still there.
+/// How often a wait that does not sleep on the daemon's connection looks whether the daemon is still there.
 const GONE_CHECK_NS: u64 = 100_000_000;
+/// The longest nap: nobody wakes who naps when the daemon is gone.
+const NAP_NS: u64 = GONE_CHECK_NS;
 /// How long a blocking send waits for its end beyond its own timeout: an engine may be replaced meanwhile.
 const SEND_GRACE: Duration = Duration::from_secs(10);
 

@@ -10,7 +10,7 @@
 //! | *sleeping* of a crossing ring | receiving engine | sending engine |
 //!
 //! An application has two ways of sleeping. On its doorbell, a file descriptor, it may sleep for as long as it likes, also on others and on
-//! the daemon's connection. Or it *naps* on the word itself (futex(2)), for a moment, since then nobody tells it that the daemon is gone:
+//! the daemon's connection. Or it *naps* on the word itself (futex(2)), a moment at a time, since then nobody tells it that the daemon is gone:
 //! that takes two short system calls instead of four longer ones (socket and poll). Whoever wakes it takes the announcement back first, so that it cannot fall asleep after it was
 //! woken; a waker that dies in between leaves it asleep until whoever comes next wakes it regardless ([`rouse`]), or its moment is over.
 

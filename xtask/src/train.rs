@@ -35,6 +35,8 @@ const CASES: &[&str] = &[
     "rate-64",
     "stream-4k",
     "stream-1M",
+    "startup",
+    "idle-adaptive",
 ];
 /// Crates whose functions are kept: the others are built without it.
 const KEPT: &str = "portoland|portolan_transport|portolan_abi";

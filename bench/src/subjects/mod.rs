@@ -156,6 +156,7 @@ pub fn all() -> Vec<Box<dyn Subject>> {
         Box::new(portolan::Portolan::Ethernet),
         Box::new(portolan::Portolan::Unpolled),
         Box::new(portolan::Portolan::Blocking),
+        Box::new(portolan::Portolan::Awake),
         Box::new(portolan::Portolan::OneEngine),
     ];
     subjects.extend(limits::all());

@@ -23,6 +23,7 @@ const STANDBYS_WITHIN: Duration = Duration::from_secs(20);
 
 /// `portolan`: an engine for each queue. `portolan-ethernet`: the same in Ethernet frames without IP and UDP, as the limits' are.
 /// `portolan-unpolled`: the same, and engines never go round for frames themselves, as the limits do not.
+/// `portolan-awake`: the same with `[node] cpu_latency_us = 0`, so that idle processors do not sleep.
 /// `portolan-blocking`: as it is installed, the daemon in a session of its own, for applications that leave waiting to the library. `portolan-one-engine`: one engine for the first queue,
 /// whatever there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +34,8 @@ pub enum Portolan {
     Ethernet,
     /// Frames come by themselves.
     Unpolled,
+    /// Idle processors do not sleep.
+    Awake,
     /// Everything waits by default.
     Blocking,
     /// One engine.
@@ -45,6 +48,7 @@ impl Subject for Portolan {
             Self::AllQueues => "portolan",
             Self::Ethernet => "portolan-ethernet",
             Self::Unpolled => "portolan-unpolled",
+            Self::Awake => "portolan-awake",
             Self::Blocking => "portolan-blocking",
             Self::OneEngine => "portolan-one-engine",
         }
@@ -57,6 +61,10 @@ impl Subject for Portolan {
             Self::Unpolled => (
                 "\"yield\"",
                 "UDP over IPv4; [network] busy_poll = \"never\"",
+            ),
+            Self::Awake => (
+                "\"adaptive\" (its default)",
+                "UDP over IPv4; [node] cpu_latency_us = 0",
             ),
             Self::Blocking => (
                 "\"adaptive\" (its default)",
@@ -82,6 +90,10 @@ impl Subject for Portolan {
                 Case::PingPong { .. } | Case::Rate { .. } | Case::Stream { .. }
             ),
             Self::Unpolled => matches!(case, Case::Stream { .. }),
+            Self::Awake => {
+                let wait = Wait::Adaptive;
+                *case == Case::Idle { wait }
+            }
             Self::Blocking => matches!(case, Case::PingPong { .. } | Case::Rate { .. }),
             Self::OneEngine => matches!(case, Case::Queues { .. }),
         }
@@ -107,10 +119,14 @@ impl Subject for Portolan {
             Self::Unpolled => "never",
             _ => "auto",
         };
+        let node = match self {
+            Self::Awake => "[node]\ncpu_latency_us = 0\n",
+            _ => "",
+        };
         let daemon = |side| {
             let cores = vec![scene.core(side); queues.len()];
             let overrides = format!(
-                "[cluster]\nencap = \"{encap}\"\n[network]\nqueues = {queues:?}\nbusy_poll = \"{busy_poll}\"\n[engine]\nwait = \"{}\"\ncores = {cores:?}\n",
+                "{node}[cluster]\nencap = \"{encap}\"\n[network]\nqueues = {queues:?}\nbusy_poll = \"{busy_poll}\"\n[engine]\nwait = \"{}\"\ncores = {cores:?}\n",
                 wait.name(),
             );
             scene.node(side).start_daemon_with(&DaemonOptions {

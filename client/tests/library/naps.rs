@@ -1,11 +1,18 @@
-//! How an application sleeps: for a moment on the word that tells the engine of it, then on its doorbell; and when at once.
+//! How an application sleeps: on the word that tells the engine of it, a moment at a time, or on its doorbell; and when at once.
 
-use std::sync::atomic::Ordering;
+use std::os::unix::thread::JoinHandleExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+use nix::sys::pthread::pthread_kill;
+use nix::sys::signal::Signal;
 
 use crate::support::{FakeDaemon, FakePort, LONG, NODE, open, provide, received, tagged};
 use portolan::{Event, Port, PortError, Priority, Wait};
 
+/// Longer than two naps.
+const NAPS: Duration = Duration::from_millis(250);
 /// What [`portolan_abi::doorbell`] writes.
 const AT_BELL: u32 = 1;
 const NAPPING: u32 = 2;
@@ -54,32 +61,39 @@ fn receives(mut port: Port) -> std::thread::JoinHandle<Port> {
     })
 }
 
-// Somebody sleeps, and the engine has a message: while he naps; when the nap was in vain. Expect: he naps first, and whatever he does is woken.
+// Somebody sleeps, and the engine has a message: at once; after more than two naps; after a signal, which ends a nap as whatever forbids them would. Expect: he naps, and naps
+// on; after the signal he sleeps on his doorbell; whatever he does is woken.
 #[test]
-fn who_naps_is_woken_and_so_is_who_sleeps_on() {
+fn who_naps_is_woken_and_so_is_who_may_not() {
+    // A handler, so that the signal is no end.
+    let caught = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGUSR1, caught).unwrap();
     let daemon = FakeDaemon::start();
     let mut port = quiet(&daemon, Duration::ZERO);
     daemon.with_port(10, |engine| engine.wake_nappers(None));
-    let deadline = Instant::now() + LONG;
-    let mut ways = vec![NAPPING, AT_BELL, NAPPING];
-    while let Some(how) = ways.last().copied() {
+    for (lasting, signalled) in [
+        (Duration::ZERO, false),
+        (NAPS, false),
+        (Duration::ZERO, true),
+    ] {
         let waiter = receives(port);
-        // A nap may be over before anybody looks.
-        let met = once(
-            &daemon,
-            |word| word == how || word == AT_BELL,
-            |engine| {
-                let met = waiting(engine);
-                message(engine);
-                met
-            },
-        );
-        if met == how {
-            ways.pop();
+        once(&daemon, |word| word == NAPPING, |_| ());
+        let since = Instant::now();
+        while since.elapsed() < lasting {
+            let word = daemon.with_port(10, |engine| waiting(engine));
+            assert_ne!(word, AT_BELL, "after {:?}", since.elapsed());
+            std::thread::yield_now();
         }
+        let deadline = Instant::now() + LONG;
+        while signalled && daemon.with_port(10, |engine| waiting(engine)) != AT_BELL {
+            pthread_kill(waiter.as_pthread_t(), Signal::SIGUSR1).unwrap();
+            assert!(Instant::now() < deadline, "it naps on");
+            std::thread::yield_now();
+        }
+        let how = if signalled { AT_BELL } else { NAPPING };
+        once(&daemon, |word| word == how, message);
         port = waiter.join().unwrap();
         provide(&mut port, 1, 4096, Priority::Low);
-        assert!(Instant::now() < deadline, "nobody naps");
     }
 }
 

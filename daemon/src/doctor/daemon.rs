@@ -46,6 +46,7 @@ pub(super) fn look(patient: &Patient, findings: &mut Findings) -> Option<Running
         Ok(status) => {
             steers = status["node"]["interface_state"] != "stripped";
             engines(&status, patient, findings);
+            cpu_latency(&status, patient, findings);
             if let Ok(ports) = node.report(Report::Ports) {
                 super::sharing::look(&status, &ports, findings);
             }
@@ -143,6 +144,23 @@ fn ports_are_free(config: &Config, findings: &mut Findings) {
             ),
             _ => findings.ok("udp", format!("port {port} is free")),
         }
+    }
+}
+
+/// Whether processors wake as soon as the configuration says.
+fn cpu_latency(status: &Value, patient: &Patient, findings: &mut Findings) {
+    let wanted = patient.config.as_ref().and_then(|c| c.cpu_latency_us);
+    let Some(wanted) = wanted else { return };
+    let held = status["node"]["cpu_latency_us"].as_u64();
+    if held == Some(wanted.into()) {
+        let what = format!("idle processors wake within {wanted} us");
+        findings.ok("cpu latency", what);
+    } else {
+        findings.warn(
+            "cpu latency",
+            format!("node.cpu_latency_us = {wanted} is not in force"),
+            "systemctl reload portoland   # if the journal says that it may not: /usr/share/doc/portolan/examples/latency.conf",
+        );
     }
 }
 

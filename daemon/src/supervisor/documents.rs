@@ -55,6 +55,7 @@ impl Supervisor {
                 "interface_state": self.interface.state().name(),
                 "xdp": self.interface.xdp().map(AttachMode::name),
                 "uptime_s": self.started.elapsed().as_secs(),
+                "cpu_latency_us": self.cpu_latency.us(),
                 "kernel": self.kernel.describe(),
                 "service_pid": self.service.pid(),
                 "metrics_pid": self.exporter.pid(),

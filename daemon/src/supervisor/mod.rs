@@ -23,6 +23,7 @@
 //! | `interface.rs`, `interface_events.rs` | what becomes of the interface |
 //! | `steering.rs` | the XDP program |
 //! | `busy_poll.rs`, `napi.rs`, `gro.rs` | engines that go round for frames themselves |
+//! | `cpu_latency.rs` | how long idle processors may take to wake |
 //! | `reload.rs`, `alive.rs` | the configuration read again; the service manager's watchdog |
 //! | `discovery/`, `drain.rs`, `notes.rs` | who else is there; leaving without loss; what a successor must know of both |
 //! | `store/` | what survives the supervisor, and going on with it |
@@ -34,6 +35,7 @@ mod busy_poll;
 mod captures;
 pub mod clients;
 pub mod config;
+mod cpu_latency;
 pub mod discovery;
 mod documents;
 mod drain;
@@ -92,6 +94,7 @@ use audit::Audit;
 use captures::Captures;
 use clients::Clients;
 use config::Config;
+use cpu_latency::CpuLatency;
 use discovery::Discovery;
 use engines::{Engine, EngineState};
 use events::{Event, Events, Kind};
@@ -195,6 +198,7 @@ pub struct Supervisor {
     links: Option<LinkWatch>,
     looks: Looks,
     gro: Gro,
+    cpu_latency: CpuLatency,
     ports: Ports,
     clients: Clients,
     events: Events,
@@ -271,6 +275,7 @@ impl Supervisor {
             .map(|(index, (nic_queue, memory))| Engine::new(index, *nic_queue, memory, bounds))
             .collect();
         let interface = parts.config.interface_facts.clone();
+        let cpu_latency = CpuLatency::bounded(parts.config.cpu_latency_us);
         Ok(Self {
             routes: routes(&parts.config),
             config: parts.config,
@@ -294,6 +299,7 @@ impl Supervisor {
             links,
             looks: Looks::default(),
             gro: Gro::default(),
+            cpu_latency,
             ports: Ports::default(),
             clients: Clients::default(),
             events: Events::default(),

@@ -22,7 +22,7 @@ use super::poll::{EventFlags, Source};
 use crate::engine_link::{Route, ToEngine};
 
 /// Keys that change while the node runs.
-const LIVE: [&str; 8] = [
+const LIVE: [&str; 9] = [
     "acl",
     "peer",
     "quota",
@@ -31,6 +31,7 @@ const LIVE: [&str; 8] = [
     "limits.arena_bytes_total",
     "limits.clients",
     "log.level",
+    "node.cpu_latency_us",
 ];
 /// Keys that a restart applies without ending anything (beside the live ones); all others begin the node anew.
 const AT_RESTART: [&str; 3] = ["recovery", "metrics", "network.busy_poll"];
@@ -213,6 +214,10 @@ impl Supervisor {
         if has("log.level") {
             self.config.log_level = new.log_level;
             crate::logging::set_level(new.log_level);
+        }
+        if has("node.cpu_latency_us") {
+            self.config.cpu_latency_us = new.cpu_latency_us;
+            self.cpu_latency.bound(new.cpu_latency_us);
         }
         if has("peer") {
             self.change_peers(new.peers, now);

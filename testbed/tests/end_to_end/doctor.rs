@@ -1,10 +1,12 @@
 //! `portolan doctor` on real interfaces: every fault that can be planted is found, with what mends it; a good node has none.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use portolan_ebpf::{AttachMode, DEFAULT_ETHERTYPE, Steer, SteerConfig};
 use portolan_testbed::{Binaries, DaemonOptions, Lab, Node, process};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::harness::running::Running;
@@ -225,7 +227,7 @@ fn a_running_node_is_looked_at_too() {
         lab.node(2),
         &format!("link set dev {} mtu 4000", lab.node(2).interface()),
     );
-    let _one = node.start_daemon("").unwrap();
+    let one = node.start_daemon("").unwrap();
     let two = lab.node(2).start_daemon("").unwrap();
     process::run_ok(node.portolan().args(["ping", "2", "-c", "10"]), WITHIN).unwrap();
     let deadline = Instant::now() + WITHIN;
@@ -240,6 +242,17 @@ fn a_running_node_is_looked_at_too() {
     found(&seen, "peer mtu", "warn", &["peer 2 (ptl2)"]);
     found(&seen, "daemon", "ok", &["node 1 (ptl1) runs, 1 engines"]);
     found(&seen, "xdp", "ok", &["our program", "generic"]);
+    // A bound that the file has and the daemon has not, until it is told.
+    let bounded = "[node]\ncpu_latency_us = 70";
+    let remedy = found(&doctor(node, bounded), "cpu latency", "warn", &["70"]);
+    assert!(remedy.contains("reload"), "{remedy}");
+    let pid = Pid::from_raw(one.pid()).unwrap();
+    kill_process(pid, Signal::HUP).unwrap();
+    if Path::new("/dev/cpu_dma_latency").exists() {
+        let holds = |status: &Value| status["node"]["cpu_latency_us"] == 70;
+        one.wait_status("the bound", WITHIN, holds).unwrap();
+        found(&doctor(node, bounded), "cpu latency", "ok", &["70"]);
+    }
     drop(two);
     let _other = lab
         .node(2)

@@ -1,6 +1,7 @@
 //! Applications that wait while their engine dies: they sleep on, wake when they should, and hear of the fault only if they asked to.
 
 use std::cell::Cell;
+use std::io::Read;
 use std::os::fd::AsFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -11,6 +12,7 @@ use portolan::{Event, Port, PortOptions, Priority, SendOptions, Wait};
 use portolan_testbed::Lab;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
 
 /// How long somebody waits across a takeover.
 const WAIT: Duration = Duration::from_millis(600);
@@ -88,10 +90,10 @@ impl<T: Send + 'static> Waiter<T> {
             let stat = std::fs::read_to_string(format!("/proc/self/task/{id}/stat")).ok()?;
             let call = std::fs::read_to_string(format!("/proc/self/task/{id}/syscall")).ok()?;
             let (_, state) = stat.rsplit_once(") ")?;
-            // In poll, and in nothing else.
-            let polls = [libc_poll::POLL, libc_poll::PPOLL];
+            // On its doorbell or on its word, and in nothing else.
+            let waits = [libc::SYS_poll, libc::SYS_ppoll, libc::SYS_futex];
             let number = call.split(' ').next()?.parse().ok()?;
-            (state.starts_with('S') && polls.contains(&number)).then_some(())
+            (state.starts_with('S') && waits.contains(&number)).then_some(())
         });
     }
 
@@ -101,11 +103,6 @@ impl<T: Send + 'static> Waiter<T> {
         });
         self.thread.join().unwrap()
     }
-}
-
-mod libc_poll {
-    pub const POLL: i64 = libc::SYS_poll;
-    pub const PPOLL: i64 = libc::SYS_ppoll;
 }
 
 fn provide(port: &mut Port) {
@@ -341,4 +338,50 @@ fn who_sleeps_is_woken_once_for_a_message() {
         });
         drop(go);
     });
+}
+
+/// Within how many microseconds idle processors wake now, as the kernel has it; `None` if it bounds nothing (kernel/power/qos.c, `cpu_latency_qos_read`).
+fn bound() -> Option<i32> {
+    let mut number = [0; 4];
+    let mut device = std::fs::File::open("/dev/cpu_dma_latency").ok()?;
+    device.read_exact(&mut number).unwrap();
+    Some(i32::from_ne_bytes(number))
+}
+
+// A daemon that bounds how long idle processors take to wake: as it starts, by reloads, killed. Expect: the kernel has the bound, the report says so, and it ends with the
+// daemon; where the kernel has no such thing the daemon runs and says that it has none.
+#[test]
+fn processors_wake_within_what_is_configured() {
+    let lab = Lab::builder().build().unwrap();
+    let config = |us: u32| format!("[node]\ncpu_latency_us = {us}");
+    let before = bound();
+    let daemon = lab.node(1).start_daemon(&config(70)).unwrap();
+    let pid = Pid::from_raw(daemon.pid()).unwrap();
+    let holds = |us: Option<u32>| {
+        let said = us.filter(|_| before.is_some());
+        let reported = |status: &Value| status["node"]["cpu_latency_us"] == json!(said);
+        daemon
+            .wait_status("the bound is reported", STEP, reported)
+            .unwrap();
+        // Somebody else may hold a lower one.
+        let wanted = us.map(|us| i32::try_from(us).unwrap());
+        let expected = before.map(|before| before.min(wanted.unwrap_or(i32::MAX)));
+        assert_eq!(bound(), expected, "{us:?}");
+    };
+    holds(Some(70));
+    if before.is_none() {
+        assert!(
+            daemon.log().contains("cpu_latency_us is without effect"),
+            "{}",
+            daemon.log()
+        );
+    }
+    for us in [Some(60), None, Some(50)] {
+        let text = us.map(&config).unwrap_or_default();
+        lab.node(1).write_config(&text).unwrap();
+        kill_process(pid, Signal::HUP).unwrap();
+        holds(us);
+    }
+    daemon.kill().unwrap();
+    assert_eq!(bound(), before);
 }

@@ -86,6 +86,11 @@ fn build(
     let (socket, socket_mode, socket_group) = socket(checker, &file.node, surroundings);
     let user = user(checker, file, surroundings);
 
+    let cpu_latency_us =
+        file.node.cpu_latency_us.as_ref().map(|bound| {
+            checker.number("node.cpu_latency_us", Some(bound), 0..=1_000_000, 0) as u32
+        });
+
     let interface_facts = interface(checker, &file.network.interface, surroundings);
     let address = own_address(checker, file, encap, interface_facts.as_ref());
     let queues = queues(checker, file, interface_facts.as_ref());
@@ -140,6 +145,7 @@ fn build(
         xdp_mode: chosen(&file.network.xdp),
         busy_polling: chosen(&file.network.busy_poll),
         discovery,
+        cpu_latency_us,
         wait: file
             .engine
             .wait

@@ -60,6 +60,7 @@ pub(super) struct Node {
     pub socket_mode: Option<Spanned<String>>,
     pub socket_group: Option<Spanned<Value>>,
     pub user: Option<Spanned<Value>>,
+    pub cpu_latency_us: Option<Spanned<i64>>,
 }
 
 /// Its network.

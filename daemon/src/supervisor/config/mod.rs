@@ -157,6 +157,8 @@ pub struct Config {
     pub busy_polling: BusyPolling,
     /// How other nodes are found.
     pub discovery: DiscoveryMode,
+    /// How long idle processors may take to wake, if that is bounded.
+    pub cpu_latency_us: Option<u32>,
     /// How engines wait.
     pub wait: Wait,
     /// Cores of the engines, in order; empty: wherever the scheduler likes.
