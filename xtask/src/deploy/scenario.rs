@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::container::Container;
+use super::container::{Container, cpu_latency};
 use super::load::Load;
 
 /// Bound on each thing that is asked of a system.
@@ -44,6 +44,10 @@ pub fn all(systems: &mut [Container; 2], commands: &[Vec<String>; 2]) -> Result<
     })?;
     step("systemctl reload with another access list", || {
         reloaded(one)?;
+        load.goes_on()
+    })?;
+    step("the drop-in for node.cpu_latency_us", || {
+        kept_awake(one)?;
         load.goes_on()
     })?;
     step("/var/log is full", || log_full(two, &load))?;
@@ -251,6 +255,38 @@ fn reloaded(system: &Container) -> Result<()> {
         WITHIN,
     )?;
     Ok(())
+}
+
+/// The device that the service does not see otherwise, by the example that the package brings.
+fn kept_awake(system: &Container) -> Result<()> {
+    if cpu_latency().is_none() {
+        println!("   skipped: this kernel bounds no wake-ups");
+        return Ok(());
+    }
+    const DIRECTORY: &str = "/etc/systemd/system/portoland.service.d";
+    let restart = "systemctl daemon-reload && systemctl restart portoland";
+    let says = |what: &str, number: &str| {
+        let script = format!("portolan status --json | grep -q '\"cpu_latency_us\": *{number}'");
+        system.wait_for(what, &script, WITHIN)
+    };
+    says("no bound by default", "null")?;
+    system.ok(
+        "sed -i 's/^#cpu_latency_us = .*/cpu_latency_us = 70/' /etc/portolan/portolan.toml && systemctl reload portoland",
+        WITHIN,
+    )?;
+    let journal =
+        "journalctl -u portoland --no-pager -o cat | grep -q 'cpu_latency_us is without effect'";
+    system.wait_for("the journal says that it has no effect", journal, WITHIN)?;
+    let copy = format!(
+        "mkdir -p {DIRECTORY} && cp /usr/share/doc/portolan/examples/latency.conf {DIRECTORY}/"
+    );
+    system.ok(&format!("{copy} && {restart}"), WITHIN)?;
+    says("the bound", "70")?;
+    system.ok(
+        &format!("rm -r {DIRECTORY} && sed -i 's/^cpu_latency_us = .*/#cpu_latency_us = 20/' /etc/portolan/portolan.toml && {restart}"),
+        WITHIN,
+    )?;
+    says("no bound any more", "null")
 }
 
 fn log_full(system: &Container, load: &Load) -> Result<()> {
