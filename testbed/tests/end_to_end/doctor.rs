@@ -1,6 +1,5 @@
 //! `portolan doctor` on real interfaces: every fault that can be planted is found, with what mends it; a good node has none.
 
-use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -9,6 +8,7 @@ use portolan_testbed::{Binaries, DaemonOptions, Lab, Node, process};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::harness::proc::cpu_latency_bound;
 use crate::harness::running::Running;
 use crate::harness::until;
 
@@ -248,7 +248,7 @@ fn a_running_node_is_looked_at_too() {
     assert!(remedy.contains("reload"), "{remedy}");
     let pid = Pid::from_raw(one.pid()).unwrap();
     kill_process(pid, Signal::HUP).unwrap();
-    if Path::new("/dev/cpu_dma_latency").exists() {
+    if cpu_latency_bound().is_some() {
         let holds = |status: &Value| status["node"]["cpu_latency_us"] == 70;
         one.wait_status("the bound", WITHIN, holds).unwrap();
         found(&doctor(node, bounded), "cpu latency", "ok", &["70"]);

@@ -1,12 +1,12 @@
 //! Applications that wait while their engine dies: they sleep on, wake when they should, and hear of the fault only if they asked to.
 
 use std::cell::Cell;
-use std::io::Read;
 use std::os::fd::AsFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::harness::proc::cpu_latency_bound as bound;
 use crate::harness::{Cluster, STEP, until};
 use portolan::{Event, Port, PortOptions, Priority, SendOptions, Wait};
 use portolan_testbed::Lab;
@@ -338,14 +338,6 @@ fn who_sleeps_is_woken_once_for_a_message() {
         });
         drop(go);
     });
-}
-
-/// Within how many microseconds idle processors wake now, as the kernel has it; `None` if it bounds nothing (kernel/power/qos.c, `cpu_latency_qos_read`).
-fn bound() -> Option<i32> {
-    let mut number = [0; 4];
-    let mut device = std::fs::File::open("/dev/cpu_dma_latency").ok()?;
-    device.read_exact(&mut number).unwrap();
-    Some(i32::from_ne_bytes(number))
 }
 
 // A daemon that bounds how long idle processors take to wake: as it starts, by reloads, killed. Expect: the kernel has the bound, the report says so, and it ends with the

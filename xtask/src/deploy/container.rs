@@ -78,7 +78,6 @@ impl Container {
             ))
             .arg(format!("--machine={}", self.netns))
             .arg("--tmpfs=/var/log:mode=755,size=32m")
-            .args(cpu_latency().map(|device| format!("--bind={device}")))
             .arg(format!("--directory={}", self.tree.display()))
             .stdin(Stdio::null())
             .stdout(console.try_clone()?)
@@ -208,11 +207,6 @@ impl Drop for Container {
             let _ = wait_child(&mut nspawn, Instant::now() + QUICK, OnCancel::Ignore);
         }
     }
-}
-
-/// Where the kernel takes bounds on how long idle processors may take to wake, if it does.
-pub fn cpu_latency() -> Option<&'static str> {
-    Some("/dev/cpu_dma_latency").filter(|device| Path::new(device).exists())
 }
 
 /// The init of a container: the child of its nspawn that is systemd.

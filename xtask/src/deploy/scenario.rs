@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::container::{Container, cpu_latency};
+use super::container::Container;
 use super::load::Load;
 
 /// Bound on each thing that is asked of a system.
@@ -259,10 +259,14 @@ fn reloaded(system: &Container) -> Result<()> {
 
 /// The device that the service does not see otherwise, by the example that the package brings.
 fn kept_awake(system: &Container) -> Result<()> {
-    if cpu_latency().is_none() {
+    const DEVICE: &str = "/dev/cpu_dma_latency";
+    let Ok(device) = rustix::fs::stat(DEVICE).map(|stat| stat.st_rdev) else {
         println!("   skipped: this kernel bounds no wake-ups");
         return Ok(());
-    }
+    };
+    // A node of its own: the drop-in gives it away.
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    system.ok(&format!("mknod -m 600 {DEVICE} c {major} {minor}"), WITHIN)?;
     const DIRECTORY: &str = "/etc/systemd/system/portoland.service.d";
     let restart = "systemctl daemon-reload && systemctl restart portoland";
     let says = |what: &str, number: &str| {

@@ -1,7 +1,9 @@
-//! What the kernel says about a process.
+//! What the kernel says about a process, and once about processors.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 
 /// A line of `/proc/PID/status`; empty if there is none.
 pub fn status(pid: i32, key: &str) -> String {
@@ -55,4 +57,16 @@ pub fn shared_mappings(pid: i32) -> BTreeMap<String, usize> {
 pub fn kilobytes(pid: i32, key: &str) -> u64 {
     let value = status(pid, key);
     value.trim_end_matches(" kB").trim().parse().unwrap()
+}
+
+/// Within how many microseconds idle processors wake now, as the kernel has it; `None` if it has no such bounds for a daemon of root's
+/// (kernel/power/qos.c, `cpu_latency_qos_read`).
+pub fn cpu_latency_bound() -> Option<i32> {
+    let mut device = File::open("/dev/cpu_dma_latency").ok()?;
+    if device.metadata().unwrap().uid() != 0 {
+        return None;
+    }
+    let mut number = [0; 4];
+    device.read_exact(&mut number).unwrap();
+    Some(i32::from_ne_bytes(number))
 }
