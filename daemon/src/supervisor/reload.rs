@@ -215,10 +215,9 @@ impl Supervisor {
             self.config.log_level = new.log_level;
             crate::logging::set_level(new.log_level);
         }
-        if has("node.cpu_latency_us") {
-            self.config.cpu_latency_us = new.cpu_latency_us;
-            self.cpu_latency.bound(new.cpu_latency_us);
-        }
+        // Also when nothing changed: what could not be held before is tried again.
+        self.config.cpu_latency_us = new.cpu_latency_us;
+        self.cpu_latency.bound(new.cpu_latency_us);
         if has("peer") {
             self.change_peers(new.peers, now);
         }

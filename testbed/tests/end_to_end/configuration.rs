@@ -117,6 +117,11 @@ const ROWS: &[Row] = &[
         words: &["node.id", "1 to 65534"],
     },
     Row {
+        what: "a bound on wake-ups that cannot be",
+        overrides: "[node]\ncpu_latency_us = -1",
+        words: &["node.cpu_latency_us", "0 to 1000000"],
+    },
+    Row {
         what: "a port twice",
         overrides: "[[acl]]\nuid = \"root\"\nports = \"1-9,7\"",
         words: &["port 7", "twice"],
