@@ -20,7 +20,7 @@ use crate::wire::{Form, Payload};
 impl SendStream {
     /// Nothing of it is lost, asked for, held back or owed, and its receiver knows it: the next message goes out for the first time.
     #[inline]
-    fn goes_straight_on(&self) -> bool {
+    pub(super) fn goes_straight_on(&self) -> bool {
         let held = self.stalled || self.paused || self.holding || self.not_ready.is_some();
         self.cursor == self.high
             && self.established

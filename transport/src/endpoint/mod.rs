@@ -11,7 +11,7 @@
 //! | `receive_stream`, `opening`, `arrival`, `accept`, `commit`, `long_message`, `grants`, `data` | the receiving end: state, streams opening, first chunks, buffers, commits and acknowledgements, ranges, who may send more, DATA |
 //! | `frame`, `late` | a received frame, chunk by chunk; acknowledgements that wait until what came with them is delivered |
 //! | `ports` | ports opening and closing, tokens appearing |
-//! | `transmit`, `turn`, `burst`, `control`, `train` | what goes into the next frame; short messages in a row; the next frame of many that differ only in their place |
+//! | `transmit`, `turn`, `burst`, `lone`, `control`, `train` | what goes into the next frame; short messages in a row; one alone; the next frame of many that differ only in their place |
 //! | `timeout`, `stream_timeout`, `timers` | deadlines |
 //! | `restore`, `recall` | taking over from the ledger; idle peers forgotten and met again |
 //! | `counters`, `slab`, `heap` | what happened; tables |
@@ -31,6 +31,7 @@ mod grants;
 mod heap;
 mod hello;
 mod late;
+mod lone;
 mod long_message;
 mod loss;
 mod opening;
@@ -300,6 +301,8 @@ struct Shortcuts {
     bursts: u64,
     /// Sends accepted in one go with the one before them.
     more: u64,
+    /// Frames with one message of the shortest way; those with an acknowledgement in front of it.
+    lone: [u64; 2],
 }
 
 impl Endpoint {

@@ -129,6 +129,14 @@ impl Due {
         *self != Self::default()
     }
 
+    /// The cumulative acknowledgement, and nothing else.
+    #[inline]
+    fn is_ack_alone(&self) -> bool {
+        self.ack
+            && !(self.resume || self.ends || self.grants || self.msg_end.is_some())
+            && !self.is_rare()
+    }
+
     /// Anything but acknowledgements, ends and grants.
     pub(super) fn is_rare(&self) -> bool {
         self.port_closed
@@ -359,6 +367,12 @@ impl ReceiveStream {
             && self.no_buffer.is_none()
             && !self.exact
             && !self.closed
+    }
+
+    /// Whether an acknowledgement is due, which names no number but `base`, and nothing else is.
+    #[inline]
+    pub(super) fn owes_a_plain_ack(&self) -> bool {
+        self.due.is_ack_alone() && !self.exact && self.bits == 0 && self.messages.is_empty()
     }
 
     /// The record says that `base` is over, and nothing else: what [`Self::accept`] and [`Self::advance`] come to if

@@ -69,6 +69,8 @@ impl Endpoint {
             if let Some(transmit) = self.write_reset(now, to) {
                 return Some(transmit);
             }
+        } else if let Some(transmit) = self.lone_message(now, to, host) {
+            return Some(transmit);
         }
         // Each peer once: one whose work fits no frame must not keep us here.
         for _ in 0..self.ready[0].len() + self.ready[1].len() {
@@ -488,7 +490,8 @@ impl Endpoint {
 }
 
 /// A header from us to nobody yet.
-fn frame_header(config: &Config, now: Nanos) -> FrameHeader {
+#[inline]
+pub(super) fn frame_header(config: &Config, now: Nanos) -> FrameHeader {
     FrameHeader {
         src_node: config.node.0,
         src_queue: config.queue,
@@ -500,7 +503,8 @@ fn frame_header(config: &Config, now: Nanos) -> FrameHeader {
 }
 
 /// One flow per pair of engines.
-fn flow(config: &Config, peer: Peer) -> u16 {
+#[inline]
+pub(super) fn flow(config: &Config, peer: Peer) -> u16 {
     let pair = u32::from(peer.node.0) << 16 | u32::from(config.queue) << 8 | u32::from(peer.queue);
     (pair.wrapping_mul(0x9e37_79b1) >> 16) as u16
 }

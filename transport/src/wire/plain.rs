@@ -218,6 +218,18 @@ pub(super) fn write_plain_eager(
     h[24..32].copy_from_slice(&tag.to_be_bytes());
 }
 
+/// An ACK that names no number beyond its base.
+#[inline(always)]
+pub(super) fn write_plain_ack(stream: &StreamRef, base: u32, h: &mut [u8; PLAIN_ACK_LEN]) {
+    h[0] = kind::ACK;
+    h[1] = priority_flag(stream.priority);
+    h[2..4].copy_from_slice(&(PLAIN_ACK_LEN as u16).to_be_bytes());
+    h[4..6].copy_from_slice(&stream.sender_port.to_be_bytes());
+    h[6..8].copy_from_slice(&stream.receiver_port.to_be_bytes());
+    h[8..12].copy_from_slice(&stream.epoch.to_be_bytes());
+    h[12..16].copy_from_slice(&base.to_be_bytes());
+}
+
 /// DATA.
 #[inline(always)]
 pub(super) fn write_data(

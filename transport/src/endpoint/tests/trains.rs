@@ -1,4 +1,5 @@
-//! Two pairs of nodes that are told the same, of which one knows no trains and no bursts and takes each send by itself: whatever happens, nobody can tell which.
+//! Two pairs of nodes that are told the same, of which one knows no trains, no bursts and no short way for lone messages, and takes each send by itself: whatever happens,
+//! nobody can tell which.
 
 use alloc::format;
 
@@ -182,6 +183,66 @@ impl Twins {
         });
     }
 
+    /// One short message after another, to and fro; what answers it may come before the next, with it, or never.
+    fn exchange(&mut self, first: usize) {
+        let frame = usize::from(self.pairs[0].frame);
+        for nth in 0..self.dice(12) as usize {
+            let from = (first + nth) % 2;
+            let len = match self.dice(16) {
+                0 => 0,
+                1 => self.dice(2 * frame as u64),
+                2 => self.dice(20 * frame as u64), // of which some is sent again beside the next
+                _ => 64,
+            };
+            self.both(|pair| pair.provide(1 - from, 1));
+            self.submit(from, key(2 - from as u16), &[len]);
+            if self.dice(16) == 0 {
+                self.happen();
+            }
+            let later = self.dice(4) * self.dice(20_000);
+            let due = self.dice(12) == 0;
+            self.both(|pair| {
+                pair.now += later;
+                let now = pair.now;
+                for side in pair.sides.iter_mut().filter(|_| due) {
+                    side.endpoint.handle_timeout(now, &mut side.host);
+                }
+            });
+            let at_most = 1 + self.dice(3);
+            self.transmit(from, at_most, frame);
+            while !self.wire.is_empty() && self.dice(16) > 0 {
+                let long = self
+                    .wire
+                    .front()
+                    .is_some_and(|(_, bytes)| bytes.len() > 1_000);
+                match long && self.dice(4) == 0 {
+                    true => _ = self.wire.pop_front(),
+                    false => self.deliver(),
+                }
+            }
+        }
+    }
+
+    /// Nothing else is asked for, until all is said.
+    fn calm_down(&mut self) {
+        let frame = usize::from(self.pairs[0].frame);
+        for _ in 0..40 {
+            for from in [0, 1] {
+                self.transmit(from, 40, frame);
+            }
+            while !self.wire.is_empty() {
+                self.deliver();
+            }
+            self.both(|pair| {
+                pair.now += 1_000_000;
+                let now = pair.now;
+                for side in &mut pair.sides {
+                    side.endpoint.handle_timeout(now, &mut side.host);
+                }
+            });
+        }
+    }
+
     /// Who is in the midst of a train.
     fn at_work(&self) -> Option<usize> {
         let mut sides = self.pairs[0].sides.iter();
@@ -288,8 +349,8 @@ impl Twins {
         }
     }
 
-    /// Frames of trains, but for the first of each, messages of bursts, and sends in one go with others.
-    fn shortcuts(&self) -> [u64; 3] {
+    /// Frames of trains, but for the first of each, messages of bursts, sends in one go with others, and lone messages without and with an acknowledgement.
+    fn shortcuts(&self) -> [u64; 5] {
         let [with, without] = self.pairs.each_ref().map(|pair| {
             let taken = pair.sides.each_ref().map(|side| &side.endpoint.shortcuts);
             let sum = |of: fn(&Shortcuts) -> u64| taken.iter().map(|side| of(side)).sum();
@@ -297,9 +358,11 @@ impl Twins {
                 sum(|side| side.trains),
                 sum(|side| side.bursts),
                 sum(|side| side.more),
+                sum(|side| side.lone[0]),
+                sum(|side| side.lone[1]),
             ]
         });
-        assert_eq!(without, [0, 0, 0]);
+        assert_eq!(without, [0; 5]);
         with
     }
 
@@ -309,7 +372,8 @@ impl Twins {
         for (with, without) in with.sides.iter().zip(&without.sides) {
             let known = |side: &Side| {
                 let e = &side.endpoint;
-                format!("{:?}", (&e.send, &e.peers, &e.timers, &e.ready, e.low_due))
+                let ends = (&e.send, &e.receive, &e.peers);
+                format!("{:?}", (ends, &e.timers, &e.ready, e.low_due))
             };
             assert_eq!(known(with), known(without));
         }
@@ -386,7 +450,7 @@ fn nobody_can_tell_a_frame_of_a_train_from_another() {
                     twins.check_in_full();
                 }
             }
-            let [trains, bursts, more] = twins.shortcuts();
+            let [trains, bursts, more, ..] = twins.shortcuts();
             (of_trains, of_bursts) = (of_trains + trains, of_bursts + bursts);
             in_one_go += more;
             runs += twins.runs;
@@ -399,4 +463,82 @@ fn nobody_can_tell_a_frame_of_a_train_from_another() {
         assert!(in_one_go > 500, "{}: {in_one_go}", profile.name());
         assert_eq!(runs > 40, expected, "{}: {runs}", profile.name());
     }
+}
+
+// One short message at a time, to and fro, with and without bytes, now and then a longer one, and between any two of them whatever else may happen. Expect: as above; and under policies that
+// coalesce many messages went alone, many of them behind an acknowledgement.
+#[test]
+fn nobody_can_tell_a_lone_message_from_another() {
+    for profile in Profile::ALL {
+        let mut alone = [0, 0];
+        for seed in 1..tries(16) {
+            let frame = [1_472, 3_470, 8_972][seed as usize % 3];
+            let policy = match profile {
+                Profile::Default => also(seed, profile.policy()),
+                profile => profile.policy(),
+            };
+            let mut twins = Twins::new(seed, frame, policy);
+            for step in 0..200 {
+                twins.exchange(step % 2);
+                twins.check();
+                twins.check_in_full();
+                if twins.dice(8) == 0 {
+                    twins.calm_down();
+                    twins.check_in_full();
+                }
+            }
+            let [.., lone, answers] = twins.shortcuts();
+            alone = [alone[0] + lone, alone[1] + answers];
+        }
+        let many = alone.iter().all(|&some| some > 50);
+        let expected = profile.policy().coalesce;
+        assert_eq!(many, expected, "{}: {alone:?}", profile.name());
+    }
+}
+
+// A frame of a long message is lost and asked for again; before it leaves, a short message is sent. Expect: as above, what was asked for beside the message.
+#[test]
+fn a_short_message_beside_what_is_sent_again_is_not_alone() {
+    let mut twins = Twins::new(1, 1_472, Profile::Default.policy());
+    twins.both(|pair| pair.provide(1, 10));
+    twins.submit(0, key(2), &[200_000]);
+    let waits = |twins: &Twins| {
+        let mut streams = twins.pairs[0].sides[0].endpoint.send.iter();
+        streams.any(|(_, stream)| !stream.resend.is_empty())
+    };
+    let mut lost = 0;
+    for round in 0..400 {
+        if waits(&twins) {
+            twins.submit(0, key(2), &[64]);
+            twins.transmit(0, 40, 1_472);
+            twins.check_in_full();
+            return;
+        }
+        for from in [0, 1] {
+            twins.transmit(from, 40, 1_472);
+            while let Some((to, bytes)) = twins.wire.pop_front() {
+                if bytes.len() > 1_000 && lost < 3 && round > 2 {
+                    lost += 1;
+                    continue;
+                }
+                twins.both(|pair| {
+                    let (now, side) = (pair.now, &mut pair.sides[to]);
+                    let _ = side
+                        .endpoint
+                        .handle_frame(now, &[&bytes[..]], &mut side.host);
+                });
+                if waits(&twins) {
+                    break;
+                }
+            }
+        }
+        twins.both(|pair| {
+            pair.now += 50_000;
+            let now = pair.now;
+            for side in &mut pair.sides {
+                side.endpoint.handle_timeout(now, &mut side.host);
+            }
+        });
+    }
+    panic!("nothing was asked for again, {lost} frames lost");
 }
