@@ -186,6 +186,7 @@ impl Twins {
     /// One short message after another, to and fro; what answers it may come before the next, with it, or never.
     fn exchange(&mut self, first: usize) {
         let frame = usize::from(self.pairs[0].frame);
+        let high = self.dice(4) == 0;
         for nth in 0..self.dice(12) as usize {
             let from = (first + nth) % 2;
             let len = match self.dice(16) {
@@ -195,9 +196,18 @@ impl Twins {
                 _ => 64,
             };
             self.both(|pair| pair.provide(1 - from, 1));
-            self.submit(from, key(2 - from as u16), &[len]);
+            let mut stream = key(2 - from as u16);
+            if high {
+                stream.priority = Priority::High;
+            }
+            self.submit(from, stream, &[len]);
             if self.dice(16) == 0 {
                 self.happen();
+            }
+            if self.dice(32) == 0 {
+                // Its memory goes before it does.
+                let slot = self.slots.len() as u32 - 1;
+                self.both(|pair| _ = pair.sides[from].host.payloads.remove(&slot));
             }
             let later = self.dice(4) * self.dice(20_000);
             let due = self.dice(12) == 0;
