@@ -8,7 +8,7 @@
 //! written: only the message, its room and the credit are looked at again. Whatever is not the next short message of the plainest kind ends it,
 //! and [`StreamWriter::turn`] decides as if nobody had looked. Of a RUN only its first message is asked even that: those behind it that are
 //! like it are counted, as far as there is room, and written in one go. It must not be possible to tell from the frames which way a message went
-//! (`tests/trains.rs`).
+//! (`tests/shortcuts.rs`).
 //!
 //! Rejected: the same for what is sent again, which is rare and has reasons to stop of its own.
 

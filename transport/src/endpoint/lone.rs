@@ -5,7 +5,7 @@
 //!
 //! Idea: if one peer has something to say, of one stream, of which one message was never sent, and owes nobody anything but one plain ACK, then
 //! the frame has one of two shapes, and all is written at fixed places. Whatever is out of the ordinary is the general way's, before
-//! anything was changed. It must not be possible to tell from the frames, nor from what is remembered, which way they went (`tests/trains.rs`).
+//! anything was changed. It must not be possible to tell from the frames, nor from what is remembered, which way they went (`tests/shortcuts.rs`).
 //!
 //! Rejected: the same for several messages, whose frames have no fixed shape (`burst`); to leave out the stream's queue as well, since what is sent
 //! must be there when it is lost.

@@ -360,9 +360,9 @@ mod offers;
 mod round_trips;
 mod runs;
 mod shares;
+mod shortcuts;
 mod sizes;
 mod statuses;
-mod trains;
 
 #[test]
 fn messages_of_all_sizes_arrive() {

@@ -14,7 +14,7 @@
 //! be known in two places); several messages or peers in turn (their frames alternate, so each needs its own template and its turn).
 //!
 //! Invariants: a frame of a train is the one that the general way would have written, byte for byte, and leaves the same behind
-//! (`tests/trains.rs`); nothing that is not granted, or was asked for again, or is charged to the credit, travels in a train's frames after the first.
+//! (`tests/shortcuts.rs`); nothing that is not granted, or was asked for again, or is charged to the credit, travels in a train's frames after the first.
 
 use alloc::collections::VecDeque;
 

@@ -5,7 +5,7 @@
 //! the kind at hand.
 //!
 //! Idea: an EAGER without START, which all but the first of a stream are, and DATA are written and read in one piece, and an ACK of nothing but
-//! a base is read so. An EAGER directly behind the one with the number before it is written as NEXT, without what both have in common, if the
+//! a base is read so, and written so where its place is known ([`super::lone`]). An EAGER directly behind the one with the number before it is written as NEXT, without what both have in common, if the
 //! peer reads that, and several of one length as RUN, which is one header and one checksum for all. Anything else is for the general way, also what only looks alike. A test holds each against it.
 
 use super::chunk::{Chunk, Payload, Received, StreamRef};
