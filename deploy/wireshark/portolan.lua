@@ -24,10 +24,12 @@ local portolan = Proto("portolan", "Portolan")
 
 local ETHERTYPE, MAGIC, VERSION = 0x88B5, 0x504C, 1
 local HEADER_LEN, CRC_AT = 48, 44
+local BARE_MAGIC, BARE_LEN, BARE_CRC_AT = 0x5042, 40, 36 -- bare frames, wire.md §2.1
 local FRAME_MAX, PADDED_MAX, PORTS, NAME_MAX, RANGES_MAX, WORDS_MAX = 65535, 64, 256, 64, 8, 8
 local RUNS_MAX = 1024 -- messages in all RUNs of a frame
 local PAYLOAD, START, HIGH, TAG = 1, 2, 4, 64
 local EXACT = 2
+local DATA = 6 -- the kind of a bare frame's chunk
 
 local REASONS = {
     truncated = "the frame is shorter than its header",
@@ -89,6 +91,8 @@ field(u16, "flags.reserved", "Reserved", base.HEX, nil, 0xfffc)
 fields(u16, base.DEC, "src_node", "Sending node", "dst_node", "Receiving node", "node", "Node",
     "held", "Held (units of 256 ns)")
 fields(u32, base.HEX, "src_incarnation", "Sender's incarnation (low half)", "dst_incarnation", "Receiver's incarnation (low half)")
+field(u32, "association", "Association (of both incarnations and the engine epoch)", base.HEX)
+field(u8, "bare.flags", "Flags", base.HEX)
 fields(u32, base.DEC, "engine_epoch", "Engine epoch", "sent_buffers", "Sent buffers", "credit_limit", "Credit limit")
 field(u32, "sent_at", "Sent at (sender's clock)", base.UNIT_STRING, { " ns", " ns" })
 field(u32, "echo", "Echo (newest clock received)", base.UNIT_STRING, { " ns", " ns" })
@@ -143,6 +147,7 @@ field(ProtoField.string, "hello.name", "Node's name")
 field(u32, "hello.features", "Features", base.HEX)
 field(ProtoField.bool, "hello.features.next", "NEXT: it reads NEXT", 32, nil, 1)
 field(ProtoField.bool, "hello.features.run", "RUN: it reads RUN, if it reads NEXT", 32, nil, 2)
+field(ProtoField.bool, "hello.features.bare", "BARE: it reads bare frames", 32, nil, 4)
 
 -- Found by comparing frames.
 field(ProtoField.string, "stream", "Stream")
@@ -459,6 +464,11 @@ local function read_chunks(frame, raw)
     if in_runs > RUNS_MAX then return "chunk_field" end
 end
 
+-- What a bare frame says instead of these three.
+local function association(src_incarnation, dst_incarnation, engine_epoch)
+    return bxor(engine_epoch, bit32.lrotate(src_incarnation, 8), bit32.lrotate(dst_incarnation, 16))
+end
+
 -- Where each chunk's payload lies, and whether payloads, padding and frame fit each other.
 local function place_payloads(frame)
     local used, probe = frame.header_len, 0
@@ -474,6 +484,29 @@ local function place_payloads(frame)
     if frame.total > math.max(used, probe, PADDED_MAX) then return "trailing" end
 end
 
+-- A bare frame: its one chunk is DATA, whose fields are the header's. What is wrong with it.
+local function read_bare(frame, raw)
+    if frame.total < BARE_LEN then return "truncated" end
+    if #raw < BARE_LEN then return CUT end
+    if byte(raw, 3) ~= VERSION then return "version" end
+    frame.bare, frame.association = true, uint(raw, 4, 4)
+    frame.src_node, frame.dst_node = uint(raw, 8, 2), uint(raw, 10, 2)
+    frame.src_queue, frame.dst_queue = byte(raw, 13, 14)
+    frame.sent_at, frame.echo, frame.crc = uint(raw, 16, 4), 0, uint(raw, BARE_CRC_AT, 4)
+    frame.computed = crc32c(raw, 0, BARE_CRC_AT)
+    frame.verdict = frame.computed == frame.crc and GOOD or BAD
+    local flags, len = byte(raw, 4), frame.total - BARE_LEN
+    local chunk = { at = 20, length = 16, kind = KINDS.DATA, flags = flags, high = band(flags, HIGH) ~= 0, items = {}, pos = 14, stop = BARE_CRC_AT }
+    for _, name in ipairs { "sender_port", "receiver_port" } do take(chunk, raw, name, 1) end
+    chunk.pos = 20
+    for _, name in ipairs { "stream_epoch", "number", "offset", "payload.crc" } do take(chunk, raw, name, 4) end
+    chunk["payload.length"], frame.chunks[1] = len, chunk
+    if frame.verdict == BAD then return "header_crc" end
+    if frame.total <= PADDED_MAX then return "truncated" end
+    if chunk.offset + len >= 2 ^ 32 then return "chunk_field" end
+    chunk.payload_at, frame.used = BARE_LEN, frame.total
+end
+
 -- The frame in `raw`, the captured part of `total` bytes.
 local function read_frame(raw, total)
     local frame = { total = total, chunks = {} }
@@ -483,6 +516,7 @@ local function read_frame(raw, total)
     end
     if #raw < total then frame.cut = true end
     if total > FRAME_MAX then return stop("too_long") end
+    if #raw >= 2 and uint(raw, 0, 2) == BARE_MAGIC then return stop(read_bare(frame, raw)) end
     if total < HEADER_LEN then return stop("truncated") end
     if #raw < HEADER_LEN then return stop(CUT) end
     if uint(raw, 0, 2) ~= MAGIC then return stop("magic") end
@@ -491,6 +525,7 @@ local function read_frame(raw, total)
     frame.src_node, frame.dst_node = uint(raw, 8, 2), uint(raw, 10, 2)
     frame.src_queue, frame.dst_queue = byte(raw, 13, 14)
     frame.held, frame.src_incarnation, frame.dst_incarnation = uint(raw, 14, 2), uint(raw, 16, 4), uint(raw, 20, 4)
+    frame.association = association(frame.src_incarnation, frame.dst_incarnation, uint(raw, 24, 4))
     frame.sent_at, frame.echo, frame.crc = uint(raw, 36, 4), uint(raw, 40, 4), uint(raw, CRC_AT, 4)
     frame.verdict = UNVERIFIED
     if frame.header_len < HEADER_LEN or frame.header_len > total then return stop("header_length") end
@@ -533,10 +568,11 @@ local BUCKET_MAX = 64 -- ranges remembered per list
 --   asked     requests that concern no stream, unanswered, by a name for each
 --   streams   by names of their ends and epoch: {index, label, low, newest, messages, asked}
 --   exact     by node: whether it acknowledges each message on its own
+--   sources   by pair of engines and association: the sender's incarnation, which a bare frame does not say
 local known
 
 local function forget()
-    known = { records = {}, stamps = {}, asked = {}, streams = {}, stream_count = 0, exact = {} }
+    known = { records = {}, stamps = {}, asked = {}, streams = {}, stream_count = 0, exact = {}, sources = {} }
 end
 portolan.init = forget
 forget()
@@ -813,6 +849,9 @@ local function link_frame(frame, raw, number, time)
     local there = format("%d.%d>%d.%d ", frame.src_node, frame.src_queue, frame.dst_node, frame.dst_queue)
     local back = format("%d.%d>%d.%d ", frame.dst_node, frame.dst_queue, frame.src_node, frame.src_queue)
     note_stamps(frame, record, there, back)
+    local both = there .. frame.association
+    if not frame.bare then known.sources[both] = frame.src_incarnation end
+    frame.src_incarnation = frame.src_incarnation or known.sources[both] or 0
     for i, chunk in ipairs(frame.chunks) do
         if chunk.kind and not chunk.wrong then
             local link, name = { record = record }, chunk.kind.name
@@ -1024,14 +1063,24 @@ local function show_common(tree, chunk)
     end
 end
 
-local function show_fields(tree, chunk, raw)
+-- The beginning of a chunk's header, which a bare frame's DATA does not have.
+local function show_prefix(tree, chunk)
+    if not chunk.kind_number then
+        put_found(tree, "chunk.kind", DATA)
+        put_found(tree, "payload.length", chunk["payload.length"])
+        return
+    end
     put(tree, F["chunk.kind"], chunk.at, 1)
     put_flags(tree, "chunk.flags", chunk.at + 1, 1, CHUNK_FLAGS)
     put(tree, F["chunk.length"], chunk.at + 2, 2)
+end
+
+local function show_fields(tree, chunk, raw)
+    show_prefix(tree, chunk)
     local items = chunk.items
     for n = 1, #items, 3 do put(tree, items[n], items[n + 1], items[n + 2]) end
     if chunk.name and #chunk.name > 0 then put(tree, F["hello.name"], chunk.name_at, #chunk.name, chunk.name) end
-    for _, name in ipairs { "hello.features.next", "hello.features.run" } do
+    for _, name in ipairs { "hello.features.next", "hello.features.run", "hello.features.bare" } do
         if chunk.features_at and is_looked_at(tree, F[name]) then tree:add(F[name], shown.tvb(chunk.features_at, 4)) end
     end
     if (chunk.kind == KINDS.NEXT or chunk.kind == KINDS.RUN) and not chunk.wrong then show_common(tree, chunk) end
@@ -1077,9 +1126,14 @@ local LONG_FIELDS = {
 local function show_header_fields(tree, frame)
     put(tree, F.magic, 0, 2)
     put(tree, F.version, 2, 1)
-    put(tree, F.chunk_count, 3, 1)
-    put(tree, F.header_len, 4, 2)
-    put_flags(tree, "flags", 6, 2, HEADER_FLAGS)
+    if frame.bare then
+        put(tree, F["bare.flags"], 3, 1)
+        put(tree, F.association, 4, 4)
+    else
+        put(tree, F.chunk_count, 3, 1)
+        put(tree, F.header_len, 4, 2)
+        put_flags(tree, "flags", 6, 2, HEADER_FLAGS)
+    end
     local at = 8
     for i = 1, #SHORT_FIELDS, 2 do
         put(tree, F[SHORT_FIELDS[i]], at, SHORT_FIELDS[i + 1])
@@ -1087,9 +1141,14 @@ local function show_header_fields(tree, frame)
     end
     put_hidden(tree, "node", frame.src_node)
     put_hidden(tree, "node", frame.dst_node)
-    local held = put(tree, F.held, 14, 2)
-    if shown.all then held:append_text(format(" = %s%.3f µs", frame.held == 65535 and "at least " or "", frame.held * 0.256)) end
-    for i, name in ipairs(LONG_FIELDS) do put(tree, F[name], 12 + 4 * i, 4) end
+    if frame.bare then
+        put(tree, F.sent_at, 16, 4)
+        put(tree, F.header_crc, BARE_CRC_AT, 4)
+    else
+        local held = put(tree, F.held, 14, 2)
+        if shown.all then held:append_text(format(" = %s%.3f µs", frame.held == 65535 and "at least " or "", frame.held * 0.256)) end
+        for i, name in ipairs(LONG_FIELDS) do put(tree, F[name], 12 + 4 * i, 4) end
+    end
     local status = put_found(tree, "header_crc.status", frame.verdict)
     if frame.verdict == BAD and shown.all then status:append_text(format(": it should be 0x%08x", frame.computed)) end
 end

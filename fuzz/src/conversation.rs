@@ -14,9 +14,11 @@
 use portolan_sim::harness::{AfterFailure, Faults, MS, Net, SECOND, US, engine, node};
 use portolan_transport::ident::{NodeId, Peer, PortId, Priority, SendId};
 use portolan_transport::policy::{Order, Policy, Profile};
+use portolan_transport::wire::bare::BARE_LEN;
 use portolan_transport::wire::frame::FRAME_HEADER_LEN;
+use portolan_transport::wire::header_area_len;
 
-use crate::frame::reseal;
+use crate::frame::put_right;
 use crate::input::Input;
 
 /// The node whose frames are forged.
@@ -278,10 +280,11 @@ impl Run {
         };
         let (to, mut frame) = (*to, frame.clone());
         let addresses = frame[ADDRESSES].to_vec();
-        let headers = usize::from(u16::from_be_bytes([frame[4], frame[5]]));
+        let headers = header_area_len(&frame).unwrap_or_default();
+        let bare = headers == BARE_LEN;
         match how & 7 {
             // One chunk, as the input says.
-            0 | 1 => {
+            0 | 1 if !bare => {
                 let (kind, flags) = (input.u8(), input.u8());
                 let len = usize::from(input.u8() & 31) * 4;
                 let mut chunk = vec![kind % 26, flags];
@@ -307,7 +310,7 @@ impl Run {
             }
             // A field of the frame header, or of a chunk.
             _ => {
-                let words = if how & 4 == 0 {
+                let words = if how & 4 == 0 && !bare {
                     FRAME_HEADER_LEN / 4
                 } else {
                     headers / 4
@@ -324,7 +327,7 @@ impl Run {
             }
         }
         frame[ADDRESSES].copy_from_slice(&addresses);
-        reseal(&mut frame);
+        put_right(&mut frame, bare);
         self.net.inject(to, frame);
     }
 

@@ -1,6 +1,6 @@
 //! Target `frame`: bytes from the network into `wire::parse`, and back through the writer.
 //!
-//! The input's first byte says how the rest becomes a frame: whether magic, version and header CRC are put right (a fuzzer does not guess
+//! The input's first byte says how the rest becomes a frame: whether magic (of which kind), version and header CRC are put right (a fuzzer does not guess
 //! a CRC, and most of the parser lies behind it), and into how many receive buffers the bytes are cut.
 //!
 //! Expected of a frame that parses (wire.md §5, §6): every accessor works; where the cuts are makes no difference; what was understood,
@@ -8,10 +8,12 @@
 
 use std::collections::BTreeSet;
 
+use portolan_transport::wire::bare::BARE_MAGIC;
 use portolan_transport::wire::crc::{crc32c_append, crc32c_combine};
-use portolan_transport::wire::frame::{FRAME_HEADER_LEN, MAGIC, VERSION};
+use portolan_transport::wire::frame::{MAGIC, VERSION};
 use portolan_transport::wire::{
     Chunk, Frame, FrameHeader, FrameWriter, HEADER_AREA_MAX, PayloadView, Rows, crc32c, parse,
+    reseal,
 };
 
 use crate::input::Input;
@@ -32,7 +34,7 @@ pub fn run(input: &[u8]) {
         bytes.resize((bytes.len() * usize::from(last)).min(LONGEST), last);
     }
     if how & 1 != 0 {
-        reseal(&mut bytes);
+        put_right(&mut bytes, how & 0x20 != 0);
     }
     let segments = cut(&bytes, &cuts);
     let whole: [&[u8]; 1] = [&bytes];
@@ -49,6 +51,7 @@ pub fn run(input: &[u8]) {
         Ok(whole) => {
             assert_eq!(whole.header(), frame.header());
             assert_eq!(whole.unknown_chunks(), frame.unknown_chunks());
+            assert_eq!(whole.is_bare(), frame.is_bare());
             assert_eq!(self::read(&whole), read);
         }
         Err(error) => panic!("parses in pieces only: {error:?}"),
@@ -58,20 +61,14 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// Puts magic, version and header CRC right, so that a frame is judged by what is behind them.
-pub fn reseal(frame: &mut [u8]) {
-    let Some(fixed) = frame.first_chunk_mut::<FRAME_HEADER_LEN>() else {
+/// Puts magic, of a bare frame or another, version and header CRC right, so that a frame is judged by what is behind them.
+pub fn put_right(frame: &mut [u8], bare: bool) {
+    let Some([a, b, version]) = frame.first_chunk_mut() else {
         return;
     };
-    fixed[..2].copy_from_slice(&MAGIC.to_be_bytes());
-    fixed[2] = VERSION;
-    let len = usize::from(u16::from_be_bytes([fixed[4], fixed[5]]));
-    if (FRAME_HEADER_LEN..=frame.len()).contains(&len) {
-        let at = FRAME_HEADER_LEN - 4;
-        frame[at..FRAME_HEADER_LEN].fill(0);
-        let crc = crc32c(&frame[..len]);
-        frame[at..FRAME_HEADER_LEN].copy_from_slice(&crc.to_be_bytes());
-    }
+    [*a, *b] = if bare { BARE_MAGIC } else { MAGIC }.to_be_bytes();
+    *version = VERSION;
+    reseal(frame);
 }
 
 /// The bytes in pieces, each cut relative to the one before.

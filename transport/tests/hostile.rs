@@ -3,20 +3,39 @@
 
 use portolan_sim::harness::*;
 use portolan_transport::ident::Peer;
-use portolan_transport::wire::crc::{crc32c, crc32c_append};
+use portolan_transport::wire::reseal;
 
-/// Makes the header checksum right again.
-fn reseal(frame: &mut [u8]) {
-    let len = usize::from(u16::from_be_bytes([frame[4], frame[5]]));
-    if (48..=frame.len()).contains(&len) {
-        frame[44..48].fill(0);
-        let crc = crc32c_append(crc32c(&frame[..48]), &frame[48..len]);
-        frame[44..48].copy_from_slice(&crc.to_be_bytes());
+/// First bytes of a bare frame, wire.md §2.1.
+const BARE: &[u8] = b"PB";
+/// The liar.
+const LIAR: u16 = 3;
+
+/// A number that may be mistaken for another, near the old one or far from everything.
+fn make_extreme(rng: &mut Rng, word: &mut [u8]) {
+    let old = u32::from_be_bytes([word[0], word[1], word[2], word[3]]);
+    let near = old.wrapping_add(rng.below(9) as u32).wrapping_sub(4);
+    let (max, high, any) = (u32::MAX, 1 << 31, rng.clone().u32());
+    let value: u32 = *rng.pick(&[0, 1, max, max - 1, high, high - 1, near, near, any]);
+    word.copy_from_slice(&value.to_be_bytes());
+}
+
+/// The same of a bare frame: ports, association, time stamp, epoch, number, offset, checksum, or its payload.
+fn forge_bare(rng: &mut Rng, frame: &mut [u8]) {
+    match rng.below(10) {
+        8 => rng.mutate(&mut frame[40..]),
+        _ => {
+            let at = *rng.pick(&[4, 12, 16, 20, 24, 28, 28, 28, 32]);
+            make_extreme(rng, &mut frame[at..at + 4]);
+        }
     }
+    reseal(frame);
 }
 
 /// Tampers with a frame of the liar's. Who it says it is and whom it is for mostly stay, so that the lie is heard.
 fn forge(rng: &mut Rng, frame: &mut [u8]) {
+    if frame.starts_with(BARE) {
+        return forge_bare(rng, frame);
+    }
     let header = frame[..48].to_vec();
     let len = usize::from(u16::from_be_bytes([frame[4], frame[5]])).min(frame.len());
     match rng.below(10) {
@@ -24,21 +43,7 @@ fn forge(rng: &mut Rng, frame: &mut [u8]) {
         0..=5 if len > 48 => {
             for _ in 0..1 + rng.below(3) {
                 let at = 48 + rng.below((len - 48) as u64 / 4) as usize * 4;
-                let old =
-                    u32::from_be_bytes([frame[at], frame[at + 1], frame[at + 2], frame[at + 3]]);
-                let near = old.wrapping_add(rng.below(9) as u32).wrapping_sub(4);
-                let value = *rng.pick(&[
-                    0,
-                    1,
-                    u32::MAX,
-                    u32::MAX - 1,
-                    1 << 31,
-                    (1 << 31) - 1,
-                    near,
-                    near,
-                    rng.clone().u32(),
-                ]);
-                frame[at..at + 4].copy_from_slice(&value.to_be_bytes());
+                make_extreme(rng, &mut frame[at..at + 4]);
             }
         }
         // Kinds are exchanged, flags flipped.
@@ -74,11 +79,11 @@ fn forged_frames() {
     seeds("hostile", "forged_frames", 20, |seed| {
         let mut rng = Rng::new(seed);
         let mut net = Net::new(seed, 3, 1);
-        net.book.borrow_mut().liars.push(node(3));
+        net.book.borrow_mut().liars.push(node(LIAR));
         for id in 1..=3 {
             net.open(node(id), 1, 6, MIB);
         }
-        let mut honest = Vec::new();
+        let (mut honest, mut bare) = (Vec::new(), 0);
         net.record(true);
         for round in 0..40 {
             let len = *rng.pick(&[0, 10, 1000, 4000, 100_000]);
@@ -90,8 +95,11 @@ fn forged_frames() {
                 let time = rng.below(50 * US);
                 net.run_for(time);
                 let sent = net.record(true);
-                let from_liar = |(_, frame): &&(Peer, Vec<u8>)| frame[8..10] == [0, 3];
-                for (to, frame) in sent.iter().filter(from_liar) {
+                for (to, frame) in sent
+                    .iter()
+                    .filter(|(_, frame)| frame[8..10] == LIAR.to_be_bytes())
+                {
+                    bare += usize::from(frame.starts_with(BARE));
                     for _ in 0..3 {
                         let mut frame = frame.clone();
                         forge(&mut rng, &mut frame);
@@ -113,6 +121,7 @@ fn forged_frames() {
         net.run_until(60 * SECOND, "honest messages", |net| {
             honest.iter().all(|m| net.status(*m).is_some())
         });
+        assert!(bare > 0, "{bare} bare frames");
         let book = net.book.borrow();
         assert!(honest.iter().all(|m| book.message(*m).commits == 1));
     });

@@ -136,7 +136,8 @@ impl Check for Credits {
 
     fn frame_sent(&mut self, seen: &FrameSeen<'_>) -> Verdict {
         let header = seen.frame.header();
-        if seen.from.node == seen.to.node || only(seen, is_reset) {
+        // A bare frame says nothing of all this, and charges nothing.
+        if seen.from.node == seen.to.node || seen.frame.is_bare() || only(seen, is_reset) {
             return Ok(());
         }
         let eager = self.eager(seen.to.node);
@@ -228,6 +229,9 @@ impl Check for Credits {
     }
 
     fn frame_received(&mut self, seen: &FrameSeen<'_>) -> Verdict {
+        if seen.frame.is_bare() {
+            return Ok(());
+        }
         let header = seen.frame.header();
         if let Some(theirs) = self.accounts.get_mut(&(seen.from, seen.to))
             && theirs.newest == seen.id

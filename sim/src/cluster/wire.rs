@@ -1,7 +1,7 @@
 //! A frame's way: out of an engine, through links and switch, into a receive ring.
 
 use portolan_transport::ident::{Nanos, Peer};
-use portolan_transport::wire;
+use portolan_transport::wire::{self, frame::FRAME_HEADER_LEN};
 
 use super::Cluster;
 use super::clock::Happening;
@@ -162,7 +162,11 @@ impl Cluster {
 }
 
 fn header_crc(frame: &[u8]) -> u32 {
-    let crc = frame.get(44..48).and_then(|bytes| bytes.try_into().ok());
+    let end = wire::header_area_len(frame).unwrap_or_default();
+    let end = end.min(FRAME_HEADER_LEN); // where a bare frame's headers end, too, is their checksum
+    let crc = frame
+        .get(end.saturating_sub(4)..end)
+        .and_then(|bytes| bytes.try_into().ok());
     crc.map_or(0, u32::from_be_bytes)
 }
 

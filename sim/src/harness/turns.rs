@@ -207,9 +207,7 @@ impl Net {
 
     fn receive(&mut self, to: Peer, frame: &[u8]) {
         // The buffer that holds the headers is long enough for them; the rest is cut as buffers are.
-        let headers = frame
-            .get(4..6)
-            .map_or(0, |b| usize::from(u16::from_be_bytes([b[0], b[1]])));
+        let headers = wire::header_area_len(frame).unwrap_or_default();
         let first = self.segment.max(headers).min(frame.len());
         let mut segments = vec![&frame[..first]];
         segments.extend(frame[first..].chunks(self.segment));

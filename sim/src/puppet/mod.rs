@@ -45,7 +45,6 @@ use crate::harness::{US, node};
 
 pub use say::Say;
 pub use text::NOTHING;
-pub use works::reseal;
 
 /// The endpoint's open port.
 pub const OURS: u16 = 5;
@@ -100,7 +99,9 @@ const QUIET: [&str; 25] = [
 /// A frame the endpoint sent.
 #[derive(Clone, Debug)]
 pub struct Heard {
+    /// Of a bare frame, what that says of one.
     pub header: FrameHeader,
+    pub bare: bool,
     pub len: usize,
     /// Its chunks.
     pub lines: Vec<String>,

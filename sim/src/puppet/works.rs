@@ -6,7 +6,7 @@ use portolan_transport::Endpoint;
 use portolan_transport::endpoint::FrameError;
 use portolan_transport::ident::{Nanos, PortId, serial_lt};
 use portolan_transport::wire::frame::HELD_UNIT;
-use portolan_transport::wire::{self, FrameWriter};
+use portolan_transport::wire::{self, Chunk, FrameWriter};
 
 use super::{FIRST, Heard, OURS, Puppet, QUIET, Say, THEIRS, say};
 use crate::harness::book::{Route, fill};
@@ -94,7 +94,7 @@ impl Puppet {
         let segments = [bytes];
         let frame = wire::parse(&segments).expect("a frame of ours");
         let header = *frame.header();
-        if serial_lt(self.seen_buffers, header.sent_buffers) {
+        if !frame.is_bare() && serial_lt(self.seen_buffers, header.sent_buffers) {
             self.seen_buffers = header.sent_buffers;
         }
         if header.sent_at != 0 {
@@ -107,7 +107,7 @@ impl Puppet {
                     if serial_lt(self.our_epoch, stream.epoch) {
                         self.our_epoch = stream.epoch;
                     }
-                } else if !matches!(chunk, wire::Chunk::Refused { .. }) {
+                } else if !matches!(chunk, Chunk::Refused { .. }) {
                     self.established |= stream.epoch == self.epoch;
                 }
             }
@@ -118,6 +118,7 @@ impl Puppet {
         }
         self.heard.push(Heard {
             header,
+            bare: frame.is_bare(),
             len: bytes.len(),
             lines,
             payloads,
@@ -125,7 +126,7 @@ impl Puppet {
     }
 
     /// The puppet counts as having received what it acknowledges.
-    pub(super) fn receives(&mut self, chunk: &wire::Chunk<'_>) {
+    pub(super) fn receives(&mut self, chunk: &Chunk<'_>) {
         let (upto, one, never) = say::acknowledged(chunk, self.our_epoch);
         if let Some(number) = never {
             self.never.insert(number);
@@ -155,6 +156,38 @@ impl Puppet {
         }
     }
 
+    /// The bare frame with this DATA, wire.md §2.1.
+    pub fn bare_frame(&mut self, data: &Say) -> Vec<u8> {
+        let Chunk::Data {
+            stream,
+            number,
+            offset,
+            payload,
+            ..
+        } = data.chunk
+        else {
+            panic!("{:?} is no DATA", data.chunk);
+        };
+        let header = self.header;
+        let association = header.engine_epoch
+            ^ header.src_incarnation.rotate_left(8)
+            ^ header.dst_incarnation.rotate_left(16);
+        let sent_at = ((self.now + US) as u32).max(1);
+        let mut frame = vec![b'P', b'B', 1, 4 * stream.priority];
+        frame.extend(association.to_be_bytes());
+        for node in [header.src_node, header.dst_node] {
+            frame.extend(node.to_be_bytes());
+        }
+        frame.extend([header.src_queue, header.dst_queue]);
+        frame.extend([stream.sender_port as u8, stream.receiver_port as u8]);
+        for word in [sent_at, stream.epoch, number, offset, payload.crc] {
+            frame.extend(word.to_be_bytes());
+        }
+        frame.extend(wire::crc32c(&frame).to_be_bytes());
+        frame.extend(&data.payload);
+        frame
+    }
+
     /// The frame with these chunks.
     pub fn frame(&mut self, says: &[Say]) -> Vec<u8> {
         let mut buffer = vec![0; 65_535];
@@ -181,12 +214,4 @@ impl Puppet {
         buffer.truncate(len);
         buffer
     }
-}
-
-/// Makes a frame's header checksum right again after some of its bytes were changed.
-pub fn reseal(frame: &mut [u8]) {
-    let len = usize::from(u16::from_be_bytes([frame[4], frame[5]])).min(frame.len());
-    frame[44..48].fill(0);
-    let crc = wire::crc32c(&frame[..len]);
-    frame[44..48].copy_from_slice(&crc.to_be_bytes());
 }

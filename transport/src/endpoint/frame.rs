@@ -62,8 +62,15 @@ impl Endpoint {
             })
             .filter(|from| self.heard_last(*from).is_some() || self.nodes.contains_key(&from.node))
             .ok_or(FrameError::UnknownPeer)?;
+        // Nearly every frame of a stream.
+        if let Some((association, data, view)) = frame.bare() {
+            self.counters.chunks_received += 1;
+            let peer = self.admit_bare(now, from, header.sent_at, association)?;
+            let (stream, number, offset) = (&data.stream, data.number, data.offset);
+            self.on_data(now, peer, stream, number, offset, &view, host);
+            return Ok(());
+        }
         if let Some((data, view)) = frame.lone_data() {
-            // Nearly every frame of a stream.
             self.counters.chunks_received += 1;
             let peer = self.admit(now, from, header, host)?;
             let (stream, number, offset) = (&data.stream, data.number, data.offset);

@@ -24,7 +24,7 @@ use super::{Endpoint, FrameError, Misfit, PeerEntry, PeerState};
 use crate::host::{Host, Reason};
 use crate::ident::{Nanos, NodeId, Peer, Priority, serial_lt};
 use crate::policy::{UNASKED_UNIT, WINDOW_MAX, misfit_name};
-use crate::wire::chunk::Hello;
+use crate::wire::chunk::{Hello, features};
 use crate::wire::{FrameHeader, Rows};
 
 /// Wire versions this build speaks.
@@ -380,6 +380,7 @@ impl Endpoint {
         entry.remote_window = u32::from(hello.window).clamp(1, WINDOW_MAX);
         entry.remote_unasked = u32::from(hello.unasked) * UNASKED_UNIT;
         entry.rows = Rows::of(hello.features);
+        entry.reads_bare = hello.features & features::BARE != 0;
         entry.greeted = true;
         if !was_up {
             entry.path.try_again();

@@ -62,7 +62,7 @@ impl Endpoint {
         let policy = &self.config.policy;
         match self.peers.get_mut(peer) {
             Some(entry) if entry.is_at_ease(header, policy) => {
-                entry.stamps.note(now, header);
+                entry.stamps.note(now, header.sent_at);
                 Some(*header)
             }
             _ => {

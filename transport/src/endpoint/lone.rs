@@ -11,11 +11,10 @@
 //! must be there when it is lost.
 
 use super::credit::BUFFER_BYTES;
-use super::hello::truncate;
 use super::peer::PeerEntry;
 use super::send_stream::MessageState;
 use super::timers::Owner;
-use super::transmit::{flow, frame_header};
+use super::transmit::{flow, header_to};
 use super::turn::EAGER_HEADER;
 use super::{Endpoint, Transmit};
 use crate::host::Host;
@@ -172,12 +171,9 @@ impl Endpoint {
         entry.active[class].pop_front();
 
         let peer = entry.id;
-        let mut header = frame_header(config, at);
+        entry.told_at = now;
+        let mut header = header_to(config, entry, at);
         header.crowded = crowded;
-        (header.dst_node, header.dst_queue) = (peer.node.0, peer.queue);
-        if entry.incarnation != 0 {
-            header.dst_incarnation = truncate(entry.incarnation);
-        }
         let len = frame.len();
         let buffers = len.div_ceil(BUFFER_BYTES) as u32;
         entry.credit.charge(at, buffers);

@@ -19,6 +19,7 @@
 mod accept;
 mod answers;
 mod arrival;
+mod bare;
 mod burst;
 mod commit;
 mod congestion;

@@ -80,6 +80,10 @@ pub(super) struct PeerEntry {
     pub remote_unasked: u32,
     /// How it reads messages in a row.
     pub rows: Rows,
+    /// It reads bare frames.
+    pub reads_bare: bool,
+    /// The clock's reading when the last frame left for it whose header says all there is to say; `MAX` if none has.
+    pub told_at: Nanos,
     /// Longest frame it says it can receive.
     pub remote_max_frame: u16,
     /// Longest frame sent to it.
@@ -105,7 +109,7 @@ pub(super) struct PeerEntry {
     // liveness
     pub rtt: Rtt,
     pub stamps: Stamps,
-    /// What the frame admitted last says was written after our frames of this time had arrived; 0 if it does not say. Frames
+    /// What the frame admitted last that was not bare says was written after our frames of this time had arrived; 0 if it does not say. Frames
     /// overtake each other: compare a frame's answers with this before another is (`late`), not later.
     pub horizon: Nanos,
     /// Its time stamp: orders the frames of this peer among each other.
@@ -154,6 +158,8 @@ impl PeerEntry {
             remote_window: 1,
             remote_unasked: 0,
             rows: Rows::InFull,
+            reads_bare: false,
+            told_at: Nanos::MAX,
             remote_max_frame: u16::MAX,
             max_frame: 0,
             path: Path::default(),
@@ -203,7 +209,9 @@ impl PeerEntry {
         self.credit.void(now, seen);
         self.window = Window::new();
         self.crowded = false;
-        self.rows = Rows::InFull; // its successor may be of an older build, and says what it reads
+        // Its successor may be of an older build, and says what it reads.
+        (self.rows, self.reads_bare) = (Rows::InFull, false);
+        self.told_at = Nanos::MAX;
         self.replies.clear();
     }
 

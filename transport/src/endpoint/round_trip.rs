@@ -183,15 +183,15 @@ impl Stamps {
 
     /// Notes what a frame that is written now repeats of one that came now.
     #[inline]
-    pub(super) fn note(&mut self, now: Nanos, header: &FrameHeader) {
-        if self.is_newer(now, header.sent_at) {
-            (self.theirs, self.came_at) = (header.sent_at, now);
+    pub(super) fn note(&mut self, now: Nanos, sent_at: u32) {
+        if self.is_newer(now, sent_at) {
+            (self.theirs, self.came_at) = (sent_at, now);
         }
     }
 
     /// Learns from a frame that came now.
     pub(super) fn learn(&mut self, now: Nanos, header: &FrameHeader) -> Heard {
-        self.note(now, header);
+        self.note(now, header.sent_at);
         let mut heard = Heard {
             horizon: 0,
             rtt: None,

@@ -20,12 +20,14 @@ use alloc::collections::VecDeque;
 
 use super::round_trip::stamp;
 use super::send_stream::MessageState;
+use super::transmit::header_to;
 use super::turn::{Filled, Plan};
 use super::{Endpoint, Transmit};
 use crate::host::Host;
 use crate::ident::Nanos;
 use crate::policy::OnTimeout;
-use crate::wire::DataHeaders;
+use crate::wire::BareHeaders;
+use crate::wire::bare::BARE_LEN;
 use crate::wire::chunk::Range;
 
 /// What the next frame takes from the one before.
@@ -37,9 +39,11 @@ pub(super) struct Train {
     slot: u32,
     /// The queue in which the peer is ready.
     class: usize,
-    /// The last piece. The message has as much again, and more, or the train ends.
+    /// The last piece. The message has as much again as a bare frame holds, or the train ends.
     filled: Filled,
-    headers: DataHeaders,
+    /// Bytes of the next one.
+    piece: u32,
+    headers: BareHeaders,
     transmit: Transmit,
 }
 
@@ -49,36 +53,45 @@ impl Endpoint {
     pub(super) fn begin_train(
         &mut self,
         now: Nanos,
+        room: usize,
         slot: u32,
         plan: &Plan,
-        frame: &[u8],
         transmit: Option<Transmit>,
     ) {
         let (Some(filled), Some(transmit)) = (plan.filled, transmit) else {
             return;
         };
+        let piece = transmit.len.saturating_sub(BARE_LEN) as u32;
         #[cfg(test)]
         if self.shortcuts.off {
             return;
         }
         // If it were otherwise for another reason, something else would have filled the frame, or come before it.
         let alone = self.ready[0].len() + self.ready[1].len() == 1;
-        let only_stream = self.peers.get(slot).is_some_and(|entry| {
+        let Some(entry) = self.peers.get(slot).filter(|entry| {
             // Control comes from a payload that could not be read.
-            entry.active[0].len() + entry.active[1].len() == 1 && entry.sender_control.is_empty()
-        });
+            let one = entry.active[0].len() + entry.active[1].len() == 1;
+            one && entry.sender_control.is_empty() && entry.may_get_bare(now)
+        }) else {
+            return;
+        };
         // A timer that sends again restarts with each frame.
         let restarts = self.config.policy.on_timeout == OnTimeout::Resend;
-        if !alone || !only_stream || restarts || !filled.has_another() {
+        if !alone || restarts || !filled.has_another(piece) {
             return;
         }
-        self.train = DataHeaders::of(frame).map(|headers| Train {
+        let Some(stream) = self.send.get(filled.sender) else {
+            return;
+        };
+        let header = header_to(&self.config, entry, now);
+        self.train = Some(Train {
             now,
-            room: frame.len(),
+            room,
             slot,
             class: usize::from(self.ready[0].is_empty()),
             filled,
-            headers,
+            piece,
+            headers: BareHeaders::new(&header, &stream.wire(), filled.number),
             transmit,
         });
     }
@@ -103,24 +116,23 @@ impl Endpoint {
             return None;
         };
         let (class, transmit) = (train.class, train.transmit);
-        let filled = train.filled.next();
+        let filled = train.filled.next(train.piece);
         let (headers, payload) = to.get_mut(..transmit.len)?.split_first_chunk_mut()?;
         let stream = send.get_mut(filled.sender)?;
         let entry = peers.get_mut(train.slot)?;
 
         let at = entry.stamps.write(now);
-        let (_, held) = entry.stamps.echo(at);
         stream.queue.get_mut(filled.index)?.sent = filled.taken.to;
         stream.note_bytes(filled.number, filled.taken, at);
         counters.chunks_sent += 1;
         counters.frames_sent += 1;
         counters.bytes_sent += transmit.len as u64;
         train.filled = filled;
-        train.headers.go_on(stamp(at), held, filled.taken.from);
+        train.headers.go_on(stamp(at), filled.taken.from);
         match host.read_payload(filled.id, filled.taken.from, payload) {
             Ok(crc) => {
                 train.headers.seal(crc, headers);
-                if !filled.has_another() {
+                if !filled.has_another(train.piece) {
                     self.train = None;
                 }
             }
@@ -175,18 +187,13 @@ impl Train {
 }
 
 impl Filled {
-    /// Bytes of a piece.
-    fn bytes(&self) -> u32 {
-        self.taken.to - self.taken.from
+    /// Whether what is left fills a frame with so many bytes.
+    fn has_another(&self, bytes: u32) -> bool {
+        self.until - self.taken.to >= bytes
     }
 
-    /// Whether what is left fills a frame.
-    fn has_another(&self) -> bool {
-        self.until - self.taken.to >= self.bytes()
-    }
-
-    fn next(self) -> Self {
-        let (from, bytes) = (self.taken.to, self.bytes());
+    fn next(self, bytes: u32) -> Self {
+        let from = self.taken.to;
         Self {
             taken: Range {
                 from,

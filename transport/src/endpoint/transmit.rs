@@ -18,6 +18,7 @@
 use super::control::{push, receiver_chunks, sender_chunks};
 use super::credit::BUFFER_BYTES;
 use super::hello::{WIRE_MAX, WIRE_MIN, truncate};
+use super::peer::PeerEntry;
 use super::round_trip::stamp;
 use super::slab::NONE;
 use super::timers::Owner;
@@ -152,9 +153,11 @@ impl Endpoint {
         let greets = entry.hello_due || entry.hello_ack_due;
         let due = up && entry.credit.due;
         let active = [&entry.active[0], &entry.active[1]].map(|queue| !queue.is_empty());
+        let may_be_bare = entry.may_get_bare(read_at) && !greets && !due;
         let mut w = FrameWriter::new(to.get_mut(..space)?);
         w.shorten(entry.rows);
         let mut plan = Plan::over(core::mem::take(&mut self.sources));
+        plan.may_be_bare = may_be_bare;
         let mut full = greets && self.handshake(now, slot, &mut w, &mut plan);
         let mut only_low = false;
         if up && !full {
@@ -173,13 +176,16 @@ impl Endpoint {
         if full {
             self.mark_leftovers(slot);
         }
-        let transmit = if w.is_empty() && !due {
+        let transmit = if let Some(piece) = &plan.bare {
+            self.finish_bare(now, slot, piece, to.get_mut(..space)?, host)
+        } else if w.is_empty() && !due {
             None
         } else {
             self.finish_frame(now, slot, &mut w, &plan, only_low, host)
+                .inspect(|_| self.told(slot, read_at))
         };
         if plan.filled.is_some() {
-            self.begin_train(read_at, slot, &plan, to, transmit);
+            self.begin_train(read_at, to.len(), slot, &plan, transmit);
         }
         self.sources = plan.sources;
         transmit
@@ -246,7 +252,7 @@ impl Endpoint {
             window: self.config.policy.window_messages as u16,
             policy: self.config.policy.wire(),
             unasked: (self.config.policy.unasked() / UNASKED_UNIT) as u8,
-            features: features::NEXT | features::RUN,
+            features: features::NEXT | features::RUN | features::BARE,
             name: &self.config.name,
         };
         if entry.hello_ack_due {
@@ -419,26 +425,20 @@ impl Endpoint {
                 [first, ..] => payloads.fill(first.chunk, |to| self.read_run(sources, to, host)),
             }
         }
-        let mut header = frame_header(&self.config, now);
-        header.crowded = self.is_crowded();
-        let unreachable = self.unreachable_after();
+        let crowded = self.is_crowded();
+        if plan.asks {
+            self.expect_answer(now, slot);
+        }
         let entry = self.peers.get_mut(slot)?;
         let peer = entry.id;
-        (header.dst_node, header.dst_queue) = (peer.node.0, peer.queue);
-        if entry.incarnation != 0 {
-            header.dst_incarnation = truncate(entry.incarnation);
-        }
+        let mut header = header_to(&self.config, entry, now);
+        header.crowded = crowded;
         if plan.charged {
             entry.credit.charge(now, buffers);
             entry.window.charge(now, buffers, &self.config.policy);
         }
         entry.credit.write(&self.config.policy, &mut header);
         (header.echo, header.held) = entry.stamps.echo(now);
-        if plan.asks && entry.waiting_since.is_none() {
-            entry.waiting_since = Some(now);
-            self.timers
-                .arm(Owner::Peer(slot), now.saturating_add(unreachable));
-        }
         let len = payloads.finish(&header);
         self.counters.frames_sent += 1;
         self.counters.bytes_sent += len as u64;
@@ -452,6 +452,18 @@ impl Endpoint {
             },
             flow: flow(&self.config, peer),
         })
+    }
+
+    /// Something that leaves for the peer now wants an answer.
+    pub(super) fn expect_answer(&mut self, now: Nanos, slot: u32) {
+        let unreachable = self.unreachable_after();
+        if let Some(entry) = self.peers.get_mut(slot)
+            && entry.waiting_since.is_none()
+        {
+            entry.waiting_since = Some(now);
+            self.timers
+                .arm(Owner::Peer(slot), now.saturating_add(unreachable));
+        }
     }
 
     /// The payloads of a RUN's messages, all of one length, one behind the other; returns the checksum of them all.
@@ -491,7 +503,7 @@ impl Endpoint {
 
 /// A header from us to nobody yet.
 #[inline]
-pub(super) fn frame_header(config: &Config, now: Nanos) -> FrameHeader {
+fn frame_header(config: &Config, now: Nanos) -> FrameHeader {
     FrameHeader {
         src_node: config.node.0,
         src_queue: config.queue,
@@ -500,6 +512,17 @@ pub(super) fn frame_header(config: &Config, now: Nanos) -> FrameHeader {
         sent_at: stamp(now),
         ..FrameHeader::default()
     }
+}
+
+/// A header from us to this peer that says who both are, and no more.
+#[inline]
+pub(super) fn header_to(config: &Config, entry: &PeerEntry, now: Nanos) -> FrameHeader {
+    let mut header = frame_header(config, now);
+    (header.dst_node, header.dst_queue) = (entry.id.node.0, entry.id.queue);
+    if entry.incarnation != 0 {
+        header.dst_incarnation = truncate(entry.incarnation);
+    }
+    header
 }
 
 /// One flow per pair of engines.

@@ -16,6 +16,7 @@
 
 use alloc::vec::Vec;
 
+use super::bare::BarePiece;
 use super::control::push;
 use super::counters::Counters;
 use super::credit::BUFFER_BYTES;
@@ -65,6 +66,10 @@ pub(super) struct Plan {
     pub asks: bool,
     /// Granted DATA fills the frame.
     pub filled: Option<Filled>,
+    /// A bare frame would be read, and leave nothing unsaid.
+    pub may_be_bare: bool,
+    /// The frame is a bare one with this.
+    pub bare: Option<BarePiece>,
 }
 
 /// The only chunk of a frame that it fills: a piece of a long message.
@@ -473,7 +478,8 @@ impl StreamWriter<'_, '_, '_> {
                 }
                 stream.note_bytes(number, taken, self.now);
                 let turn = self.sent();
-                if matches!(turn, Turn::Filled) && self.w.chunks() == 1 && !unasked {
+                let only = self.w.chunks() == 1 || self.plan.bare.is_some();
+                if matches!(turn, Turn::Filled) && only && !unasked {
                     self.plan.filled = Some(Filled {
                         sender: self.sender,
                         index,
@@ -507,6 +513,9 @@ impl StreamWriter<'_, '_, '_> {
         range: Range,
         unasked: bool,
     ) -> Result<Range, Turn> {
+        if !unasked && let Some(piece) = self.bare_piece(number, id, range) {
+            return Ok(piece);
+        }
         let mut room = self.w.room_behind(DATA_LEN).ok_or(Turn::Full)?;
         let used = self.space.saturating_sub(room);
         if self.plan.charged || unasked {

@@ -123,6 +123,8 @@ pub mod features {
     pub const NEXT: u32 = 1;
     /// RUN: several EAGERs of one length. Says nothing without [`NEXT`].
     pub const RUN: u32 = 2;
+    /// Bare frames, wire.md §2.1.
+    pub const BARE: u32 = 4;
 }
 
 /// How messages in a row are written: as whoever receives them can read them.

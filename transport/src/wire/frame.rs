@@ -55,9 +55,6 @@ pub const VERSION: u8 = 1;
 /// A header area that is copied whole.
 const SHORT_AREA: usize = 128;
 
-/// Offsets of what differs from one frame of a train to the next, [`super::train`].
-pub(super) const HELD_AT: usize = 14;
-pub(super) const SENT_AT: usize = 36;
 /// Offset of the header CRC.
 pub(super) const CRC_AT: usize = 44;
 
@@ -133,13 +130,13 @@ impl FrameHeader {
         bytes[10..12].copy_from_slice(&self.dst_node.to_be_bytes());
         bytes[12] = self.src_queue;
         bytes[13] = self.dst_queue;
-        bytes[HELD_AT..16].copy_from_slice(&self.held.to_be_bytes());
+        bytes[14..16].copy_from_slice(&self.held.to_be_bytes());
         bytes[16..20].copy_from_slice(&self.src_incarnation.to_be_bytes());
         bytes[20..24].copy_from_slice(&self.dst_incarnation.to_be_bytes());
         bytes[24..28].copy_from_slice(&self.engine_epoch.to_be_bytes());
         bytes[28..32].copy_from_slice(&self.sent_buffers.to_be_bytes());
         bytes[32..36].copy_from_slice(&self.credit_limit.to_be_bytes());
-        bytes[SENT_AT..40].copy_from_slice(&self.sent_at.to_be_bytes());
+        bytes[36..40].copy_from_slice(&self.sent_at.to_be_bytes());
         bytes[40..44].copy_from_slice(&self.echo.to_be_bytes());
         bytes[CRC_AT..].fill(0);
         let crc = crc32c(area);

@@ -3,6 +3,7 @@
 //! The layout is `docs/spec/wire.md`. [`parse()`] checks everything it can before anything is believed: after it returned `Ok` no
 //! accessor panics and every chunk is well formed. [`FrameWriter`] is its inverse. Payload is checked by whoever copies it.
 
+pub mod bare;
 pub mod chunk;
 mod codec;
 pub mod crc;
@@ -12,9 +13,10 @@ pub mod frame;
 mod lone;
 mod parse;
 mod plain;
-mod train;
+mod seal;
 mod writer;
 
+pub(crate) use bare::BareHeaders;
 pub use chunk::{Chunk, Payload, Rows, StreamRef};
 pub use crc::{crc32c, crc32c_combine};
 pub use error::WireError;
@@ -23,7 +25,7 @@ pub(crate) use lone::LoneMessage;
 pub(crate) use parse::Short;
 pub use parse::{Chunks, Frame, Parts, PayloadView, parse};
 pub(crate) use plain::{DATA_LEN, Form, eager_header_len};
-pub(crate) use train::DataHeaders;
+pub use seal::{header_area_len, reseal};
 pub use writer::{FrameWriter, Full, HEADER_AREA_MAX, MAX_CHUNKS, PayloadWriter};
 
 #[cfg(test)]

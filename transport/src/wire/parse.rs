@@ -11,6 +11,7 @@
 //! Rejected: decoding the chunks into a list (an allocation or a copy per frame); a cursor that fails in the middle (half a frame
 //! believed).
 
+use super::bare::{BARE_LEN, Bare};
 use super::chunk::{Chunk, Payload, StreamRef};
 use super::codec::{Decoded, decode};
 use super::crc::crc32c_append;
@@ -22,7 +23,7 @@ use super::plain::{
 use crate::policy::AckMode;
 
 /// Up to this length a frame may have bytes after its payloads: Ethernet pads to 60 bytes, and VLAN tags come and go.
-const PADDED_MAX: usize = 64;
+pub(super) const PADDED_MAX: usize = 64;
 
 /// A frame whose headers were checked. Payload bytes are not checked yet.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +33,7 @@ pub struct Frame<'a> {
     header_len: usize,
     chunk_count: u8,
     unknown: u8,
+    bare: Option<Bare<'a>>,
 }
 
 /// Checks a received frame, given as its segments in order, against wire.md §6.
@@ -44,6 +46,16 @@ pub fn parse<'a>(segments: &'a [&'a [u8]]) -> Result<Frame<'a>, WireError> {
     let total = total
         .filter(|&total| total <= usize::from(u16::MAX))
         .ok_or(WireError::TooLong)?;
+    if let Some(bare) = Bare::parse(first, total) {
+        return bare.map(|bare| Frame {
+            header: bare.header(),
+            segments,
+            header_len: BARE_LEN,
+            chunk_count: 0, // it has no chunk's header
+            unknown: 0,
+            bare: Some(bare),
+        });
+    }
     let Parsed {
         header,
         chunk_count,
@@ -110,11 +122,12 @@ pub fn parse<'a>(segments: &'a [&'a [u8]]) -> Result<Frame<'a>, WireError> {
         header_len,
         chunk_count,
         unknown,
+        bare: None,
     })
 }
 
 impl<'a> Frame<'a> {
-    /// The frame header.
+    /// The frame header. A bare frame has of it who wrote it, to whom and when; what it does not say is 0.
     #[inline]
     pub fn header(&self) -> &FrameHeader {
         &self.header
@@ -129,6 +142,7 @@ impl<'a> Frame<'a> {
                 .get(FRAME_HEADER_LEN..self.header_len)
                 .unwrap_or_default(),
             left: self.chunk_count,
+            bare: self.bare,
             before: None,
             run: Pieces::default(),
             payload: Position {
@@ -154,10 +168,46 @@ impl<'a> Frame<'a> {
         Some((data, PayloadView { from, payload }))
     }
 
+    /// Whether it is a bare frame, wire.md §2.1.
+    #[inline]
+    pub fn is_bare(&self) -> bool {
+        self.bare.is_some()
+    }
+
+    /// Of a bare frame, what it says of its association, and its DATA.
+    #[inline(always)]
+    pub(crate) fn bare(&self) -> Option<(u32, PlainData, PayloadView<'a>)> {
+        let bare = self.bare?;
+        let from = Position {
+            segments: self.segments,
+            at: BARE_LEN,
+        };
+        let (data, view) = bare_data(bare, from);
+        Some((bare.association(), data, view))
+    }
+
     /// How many chunks had a kind this version does not know; they are skipped.
     pub fn unknown_chunks(&self) -> u8 {
         self.unknown
     }
+}
+
+/// A bare frame's DATA; its headers end here.
+#[inline(always)]
+fn bare_data<'a>(bare: Bare<'a>, from: Position<'a>) -> (PlainData, PayloadView<'a>) {
+    let total: usize = from.segments.iter().map(|segment| segment.len()).sum();
+    let payload = Payload {
+        len: (total - from.at.min(total)) as u16, // a frame is at most 65535 bytes long
+        crc: bare.payload_crc(),
+    };
+    let data = PlainData {
+        stream: bare.stream(),
+        number: bare.number(),
+        offset: bare.offset(),
+        unasked: false,
+        payload,
+    };
+    (data, PayloadView { from, payload })
 }
 
 /// A place in a frame's bytes.
@@ -190,6 +240,8 @@ impl Position<'_> {
 pub struct Chunks<'a> {
     rest: &'a [u8],
     left: u8,
+    /// The frame is a bare one, and nothing of it was passed over.
+    bare: Option<Bare<'a>>,
     /// The chunk passed over last, if it was an EAGER.
     before: Option<Before>,
     run: Pieces,
@@ -216,7 +268,8 @@ impl<'a> Iterator for Chunks<'a> {
             return self.next_of_run();
         }
         if self.left == 0 {
-            return None;
+            let (data, view) = bare_data(self.bare.take()?, self.payload);
+            return Some((data.chunk(), view));
         }
         if let Some((eager, rest)) = next_eager(self.rest, self.before.as_ref()) {
             self.left -= 1;
@@ -300,7 +353,7 @@ impl<'a> Chunks<'a> {
     /// Whether the walk is at its end.
     #[inline]
     pub(crate) fn is_over(&self) -> bool {
-        self.left == 0 && self.run.left == 0
+        self.left == 0 && self.run.left == 0 && self.bare.is_none()
     }
 
     /// Passes over a plain ACK, if that is the next chunk: the stream it names, and the next number it wants.

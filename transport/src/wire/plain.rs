@@ -33,8 +33,6 @@ pub(super) const RUNS_MAX: usize = 1024;
 const _: () = assert!(MAX_CHUNKS * RUN_MAX as usize <= RUNS_MAX);
 /// DATA, as this version writes it.
 pub(crate) const DATA_LEN: usize = PREFIX_LEN + 8 + 8 + 4 + 4;
-/// Where DATA's offset is.
-pub(super) const OFFSET_AT: usize = PREFIX_LEN + 8 + 8 + 4;
 /// An ACK that names no number beyond its base, as this version writes it.
 pub(super) const PLAIN_ACK_LEN: usize = PREFIX_LEN + 8 + 4;
 
@@ -250,7 +248,7 @@ pub(super) fn write_data(
     h[14..16].copy_from_slice(&stream.receiver_port.to_be_bytes());
     h[16..20].copy_from_slice(&stream.epoch.to_be_bytes());
     h[20..24].copy_from_slice(&number.to_be_bytes());
-    h[OFFSET_AT..28].copy_from_slice(&offset.to_be_bytes());
+    h[24..28].copy_from_slice(&offset.to_be_bytes());
 }
 
 // ---- reading ----

@@ -332,6 +332,12 @@ impl<'a> FrameWriter<'a> {
         }
     }
 
+    /// Nothing more fits, for another kind of frame takes this one's place.
+    #[inline]
+    pub(crate) fn close(&mut self) {
+        self.payload_len = self.frame.len().saturating_sub(self.header_len);
+    }
+
     /// Chunks so far.
     #[inline]
     pub fn chunks(&self) -> usize {

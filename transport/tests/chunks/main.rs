@@ -16,10 +16,10 @@ mod handshake;
 mod messages;
 mod requests;
 
-use portolan_sim::puppet::{FOREIGN, OURS, Puppet, SHUT, Say, THEIRS, reseal};
+use portolan_sim::puppet::{FOREIGN, OURS, Puppet, SHUT, Say, THEIRS};
 use portolan_transport::policy::{Ack, Policy, Recovery};
-use portolan_transport::wire::WireError;
 use portolan_transport::wire::frame::FRAME_HEADER_LEN;
+use portolan_transport::wire::{WireError, reseal};
 
 macro_rules! matrix {
     ($($group:ident: $($kind:ident)+;)+) => { $($(

@@ -4,7 +4,7 @@
 //! The paper's packets are messages here. An ACK names one of them: `ACK 3` acknowledges number 2 and nothing else.
 
 use portolan_sim::harness::{MS, US};
-use portolan_sim::puppet::{MAX_LEN, NOTHING, Puppet, reseal};
+use portolan_sim::puppet::{MAX_LEN, NOTHING, Puppet};
 use portolan_transport::policy::Profile;
 
 use crate::dialogue;
@@ -136,7 +136,7 @@ fn table_1_crc_errors_are_ignored() {
         let mut frame = p.frame(&[say]);
         frame[60] ^= 4;
         assert_eq!(p.says_bytes(&frame), ["dropped: Wire(HeaderCrc)"]);
-        reseal(&mut frame);
+        portolan_transport::wire::reseal(&mut frame);
     }
     assert_eq!((p.delivered(), p.status(1)), (0, None));
 }

@@ -3,6 +3,7 @@
 
 #![allow(clippy::expect_used)]
 
+mod bare;
 mod late;
 mod lies;
 mod peers;

@@ -14,7 +14,7 @@ use crate::tshark::samples::{
 use crate::tshark::{BOTH, rows};
 
 /// Expect of the first packet: these fields, with one pass and with two, and this in the list of packets.
-fn shows(capture: &Path, expected: &[(&str, Vec<&str>)], info: &str) {
+pub fn shows(capture: &Path, expected: &[(&str, Vec<&str>)], info: &str) {
     let names: Vec<String> = (expected.iter())
         .map(|(name, _)| format!("portolan.{name}"))
         .collect();
@@ -137,6 +137,9 @@ pub fn by_chunk(frame: &[u8], mut verdicts: impl Iterator<Item = bool>) -> Vec<b
 
 /// The messages of the RUN that is the frame's chunk of this index among those of known kinds with a payload; 0 if it is none.
 fn of_run(frame: &[u8], index: usize) -> usize {
+    if frame.starts_with(b"PB") {
+        return 0; // a bare frame has no chunk's header
+    }
     let (mut at, mut left) = (48, index);
     loop {
         let carries = frame[at + 1] & 1 != 0 && (1..=25).contains(&frame[at]);

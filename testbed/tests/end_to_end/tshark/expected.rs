@@ -157,6 +157,7 @@ impl Expected {
         self.hex32("hello.features", hello.features);
         self.add("hello.features.next", hello.features & 1);
         self.add("hello.features.run", hello.features >> 1 & 1);
+        self.add("hello.features.bare", hello.features >> 2 & 1);
     }
 
     fn received(&mut self, base: u32, received: &Received) {

@@ -283,16 +283,33 @@ pub fn write_for(rows: Rows, header: &FrameHeader, chunks: &[Sample]) -> Vec<u8>
     frame
 }
 
-/// Puts magic, version and header CRC right, so that a frame is judged by what is behind them.
+/// A bare frame, from and to whom the other samples are, with this at an offset of [`BARE_OFFSET`]. wire.md §2.1
+pub fn bare(bytes: &[u8]) -> Vec<u8> {
+    let h = HEADER;
+    let association =
+        h.engine_epoch ^ h.src_incarnation.rotate_left(8) ^ h.dst_incarnation.rotate_left(16);
+    let mut frame = b"PB\x01\x04".to_vec();
+    frame.extend(association.to_be_bytes());
+    frame.extend([h.src_node, h.dst_node].map(u16::to_be_bytes).concat());
+    frame.extend([h.src_queue, h.dst_queue, 3, 255]);
+    for word in [h.sent_at, STREAM.epoch, 77, BARE_OFFSET, crc32c(bytes)] {
+        frame.extend(word.to_be_bytes());
+    }
+    frame.extend(crc32c(&frame).to_be_bytes());
+    frame.extend(bytes);
+    frame
+}
+
+pub const BARE_OFFSET: u32 = 1_000_000;
+
+/// Puts magic, version and header CRC right, so that a frame is judged by what is behind them. One that begins as a bare frame stays one.
 pub fn reseal(frame: &mut [u8]) {
-    if frame.len() < 48 {
+    let Some(begin) = frame.first_chunk_mut() else {
         return;
-    }
-    frame[..3].copy_from_slice(&[0x50, 0x4c, 1]);
-    let len = usize::from(u16::from_be_bytes([frame[4], frame[5]]));
-    if (48..=frame.len()).contains(&len) {
-        frame[44..48].fill(0);
-        let crc = crc32c(&frame[..len]);
-        frame[44..48].copy_from_slice(&crc.to_be_bytes());
-    }
+    };
+    *begin = match begin {
+        [0x50, 0x42, _] => [0x50, 0x42, 1],
+        _ => [0x50, 0x4c, 1],
+    };
+    portolan_transport::wire::reseal(frame);
 }

@@ -18,6 +18,7 @@ pub struct Links {
     pub answered_in: Vec<usize>,
     pub committed_in: Vec<usize>,
     pub kinds: Vec<&'static str>,
+    pub is_bare: bool,
 }
 
 /// Node and incarnation of a stream's sender, its receiver's node, and its name.
@@ -213,18 +214,36 @@ impl Told<'_> {
 pub fn links(frames: &[Vec<u8>]) -> Vec<Links> {
     let segments: Vec<[&[u8]; 1]> = frames.iter().map(|frame| [frame.as_slice()]).collect();
     let mut all = Vec::new();
+    let (mut in_full, mut bare) = (Vec::<FrameHeader>::new(), Vec::new());
     for (nth, segments) in segments.iter().enumerate() {
         let frame = wire::parse(segments).expect("engines send well-formed frames");
+        let mut header = *frame.header();
+        if frame.is_bare() {
+            // Who they are was said before, and has not changed: nobody dies here.
+            let way = (header.src_node, header.dst_node);
+            let before = (in_full.iter().rev())
+                .find(|before| (before.src_node, before.dst_node) == way)
+                .expect("a frame in full");
+            header.src_incarnation = before.src_incarnation;
+            header.dst_incarnation = before.dst_incarnation;
+        } else {
+            in_full.push(header);
+        }
+        bare.push(frame.is_bare());
         for (chunk, view) in frame.chunks() {
             assert!(view.verify());
             all.push(Told {
                 frame: nth + 1,
-                header: *frame.header(),
+                header,
                 chunk,
             });
         }
     }
-    let mut links = vec![Links::default(); frames.len()];
+    let link = |&is_bare: &bool| Links {
+        is_bare,
+        ..Links::default()
+    };
+    let mut links: Vec<Links> = bare.iter().map(link).collect();
     for (at, told) in all.iter().enumerate() {
         let found = &mut links[told.frame - 1];
         found.kinds.push(told.kind());

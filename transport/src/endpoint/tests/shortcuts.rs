@@ -17,6 +17,8 @@ struct Twins {
     slots: Vec<(usize, u32, StreamKey)>,
     /// RUNs of more than one message.
     runs: u64,
+    /// Bare frames.
+    bare: u64,
 }
 
 impl Twins {
@@ -46,6 +48,7 @@ impl Twins {
             wire: VecDeque::new(),
             slots: Vec::new(),
             runs: 0,
+            bare: 0,
         }
     }
 
@@ -158,6 +161,7 @@ impl Twins {
             });
             assert_eq!(frames[0], frames[1]);
             self.runs += runs(&frames[0].1);
+            self.bare += u64::from(frames[0].1.starts_with(b"PB"));
             let Some((Some(sent), bytes)) = frames.pop() else {
                 return;
             };
@@ -409,7 +413,7 @@ impl Twins {
 fn runs(frame: &[u8]) -> u64 {
     let (mut at, mut runs) = (wire::frame::FRAME_HEADER_LEN, 0);
     let end = match frame {
-        [] => 0,
+        [] | [0x50, 0x42, ..] => 0,
         frame => usize::from(u16::from_be_bytes([frame[4], frame[5]])),
     };
     while at < end {
