@@ -32,7 +32,10 @@ pub fn print(report: &Report, options: &Options) {
         "messages    {} sent, {} delivered",
         total.messages, total.delivered
     );
-    println!("frames      {} ({} bytes)", tally.frames, tally.bytes);
+    println!(
+        "frames      {} ({} bytes), {} of them bare",
+        tally.frames, tally.bytes, tally.bare
+    );
     println!(
         "faults      {}: {} lost, {} doubled, {} corrupt, {} late, {} crossings lost",
         tally.faults(),
@@ -73,6 +76,7 @@ pub fn as_json(report: &Report) -> Value {
         "messages": total.messages,
         "delivered": total.delivered,
         "frames": tally.frames,
+        "bare": tally.bare,
         "bytes": tally.bytes,
         "lost": tally.lost,
         "duplicated": tally.duplicated,

@@ -84,6 +84,8 @@ impl Setup {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     pub frames: u64,
+    /// Of them bare ones.
+    pub bare: u64,
     pub bytes: u64,
     pub lost: u64,
     pub duplicated: u64,
@@ -102,6 +104,7 @@ impl Tally {
     /// Adds up.
     pub fn add(&mut self, other: &Self) {
         self.frames += other.frames;
+        self.bare += other.bare;
         self.bytes += other.bytes;
         self.lost += other.lost;
         self.duplicated += other.duplicated;

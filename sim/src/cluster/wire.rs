@@ -1,7 +1,7 @@
 //! A frame's way: out of an engine, through links and switch, into a receive ring.
 
 use portolan_transport::ident::{Nanos, Peer};
-use portolan_transport::wire::{self, frame::FRAME_HEADER_LEN};
+use portolan_transport::wire::{self, bare::BARE_MAGIC, frame::FRAME_HEADER_LEN};
 
 use super::Cluster;
 use super::clock::Happening;
@@ -10,6 +10,8 @@ use crate::checks::FrameSeen;
 
 /// Bytes of a receive buffer and of a transmit descriptor.
 pub(super) const BUFFER_BYTES: u32 = 3_840;
+/// How a bare frame begins.
+const BARE: [u8; 2] = BARE_MAGIC.to_be_bytes();
 /// From one engine of a node to another, or back to itself.
 const CROSSING: Nanos = 1_000;
 
@@ -17,6 +19,7 @@ impl Cluster {
     /// The frame in slot `frame` leaves an engine at `at`.
     pub(super) fn transmit(&mut self, at: Nanos, from: usize, to: Peer, frame: u32) {
         self.tally.frames += 1;
+        self.tally.bare += u64::from(self.frames.get(frame).bytes().starts_with(&BARE));
         self.tally.bytes += u64::from(self.frames.get(frame).len);
         self.look_at_sent(at, from, to, frame);
         let sender = self.engines[from].peer;

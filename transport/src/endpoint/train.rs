@@ -5,10 +5,12 @@
 //! instructions, of which the copy of the payload is none: a tenth of what a frame of 1,500 bytes costs its sender, the kernel's part included.
 //!
 //! Idea: who wrote a frame of nothing but granted DATA, which filled it, for the only peer that has something to say, of the only stream that has, knows
-//! the next one as long as nothing happens: the same decisions lead to the same chunk, further on. So that frame's headers and place
-//! are kept, and the next polls at the same time write what differs. Whatever the endpoint is told ends the train ([`Endpoint::train`] is
+//! the next one as long as nothing happens: the same decisions lead to the same message, further on, in a bare frame (`bare`). So the frame's
+//! place and the next one's headers are kept, and the next polls at the same time write what differs. Whatever the endpoint is told ends the train ([`Endpoint::train`] is
 //! `None` after any call but [`Endpoint::poll_transmit`]), as do a later time, another room to write into, and the last piece that fills a frame; then the general
 //! way decides again. It must not be possible to tell from the frames which way they went.
+//!
+//! There are no trains to a peer that does not read bare frames: one of an older build, while a cluster is upgraded.
 //!
 //! Rejected: to judge again whether each reason to send something else is still absent (a third of what is saved, and every new reason would have to
 //! be known in two places); several messages or peers in turn (their frames alternate, so each needs its own template and its turn).

@@ -3,7 +3,7 @@
 use portolan_sim::puppet::{NOTHING, OUR_INCARNATION, Puppet};
 use portolan_transport::wire::chunk::features::{BARE, NEXT, RUN};
 
-use super::policy;
+use super::{any, policy};
 
 /// The longest frame here, and what it holds of a long message, in full and bare.
 const FRAME: u16 = 1_458;
@@ -135,4 +135,34 @@ fn of_a_stranger() {
     let frame = p.bare_frame(&data);
     assert_eq!(p.says_bytes(&frame), ["dropped: NotAssociated"]);
     p.greets();
+}
+
+/// How long somebody may be silent who owes an answer.
+fn patience() -> u64 {
+    u64::from(policy().unreachable_after_ms) * 1_000_000
+}
+
+// A peer that owes an answer, and from which nothing comes but bare frames. Expect: it is there, for as long as they come; and given up once nothing does.
+#[test]
+fn shows_that_its_writer_is_there() {
+    let mut p = granted();
+    p.sends(100);
+    for nth in 0..4 {
+        let outcome = p.waits(patience() * 3 / 4);
+        assert!(!any(&outcome, "completes"), "{nth}: {outcome:?}");
+        let data = p.data(0, 1_000 + 100 * nth, 1_100 + 100 * nth);
+        let frame = p.bare_frame(&data);
+        let outcome = p.says_bytes(&frame);
+        assert!(!any(&outcome, "dropped"), "{nth}: {outcome:?}");
+    }
+    let outcome = p.waits(2 * patience());
+    assert!(any(&outcome, "completes 0 MaybeDelivered(Unreachable)"));
+    // Which another one does not change, but a frame in full does.
+    let data = p.data(0, 2_000, 2_100);
+    let frame = p.bare_frame(&data);
+    assert!(any(&p.says_bytes(&frame), "dropped: NotAssociated"));
+    let next = p.ack(0);
+    assert!(!any(&p.says(next), "dropped"));
+    let frame = p.bare_frame(&data);
+    assert!(!any(&p.says_bytes(&frame), "dropped"));
 }
