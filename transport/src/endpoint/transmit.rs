@@ -146,11 +146,12 @@ impl Endpoint {
         let read_at = now;
         let now = entry.stamps.write(now);
         let up = entry.is_up();
-        if up && entry.path.is_due() {
+        let greets = entry.hello_due || entry.hello_ack_due;
+        let proves = up && entry.path.is_due();
+        if proves && !greets {
             return self.write_probe(now, slot, to, host);
         }
         let space = to.len().min(usize::from(entry.max_frame));
-        let greets = entry.hello_due || entry.hello_ack_due;
         let due = up && entry.credit.due;
         let active = [&entry.active[0], &entry.active[1]].map(|queue| !queue.is_empty());
         let may_be_bare = entry.may_get_bare(read_at) && !greets && !due;
@@ -175,6 +176,10 @@ impl Endpoint {
         }
         if full {
             self.mark_leftovers(slot);
+        }
+        if proves {
+            // Behind the handshake, without which nobody would believe it.
+            self.mark_ready(slot, Priority::High);
         }
         let transmit = if let Some(piece) = &plan.bare {
             self.finish_bare(now, slot, piece, to.get_mut(..space)?, host)

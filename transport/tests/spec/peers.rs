@@ -228,6 +228,22 @@ fn s2_7_silence() {
     p.waits(after);
     assert_eq!(p.host.claimed(), 0);
 }
+
+// Whoever is greeted by a peer with long frames owes it a HELLO-ACK, and has a path to prove. Expect: the answer goes first, as the peer believes nobody, and so no
+// probe, before it has it; and the probe at once. transport.md §2.6
+#[test]
+fn s2_6_a_probe_does_not_overtake_the_handshake() {
+    let mut p = Puppet::stranger(policy(), 8, 9_000);
+    let outcome = p.sends(100);
+    assert!(any(&outcome, "HELLO from us"), "{outcome:?}");
+    let answer = [p.hello_ack(OUR_INCARNATION), p.hello(OUR_INCARNATION)];
+    let outcome = p.says_all(answer.map(Into::into).to_vec());
+    let at = |what: &str| outcome.iter().position(|line| line.starts_with(what));
+    let (told, proved) = (at("HELLO-ACK from us"), at("PATH-PROBE 9000"));
+    assert!(told.is_some() && told < proved, "{outcome:?}");
+    assert!(any(&outcome, "EAGER 0"), "{outcome:?}");
+}
+
 // An idle peer costs nothing but its durable record, which still refuses what is late. transport.md §2.8
 #[test]
 fn s2_8_idle_peers_are_forgotten() {
