@@ -142,6 +142,21 @@ fn patience() -> u64 {
     u64::from(policy().unreachable_after_ms) * 1_000_000
 }
 
+// A peer to which nothing is said, and from which nothing comes but pieces of a message. Expect: the message keeps its buffer for as long as they come.
+#[test]
+fn shows_that_a_message_goes_on() {
+    let mut p = granted();
+    for nth in 0..4 {
+        p.waits(patience() * 3 / 4);
+        assert_eq!(p.host.claimed(), 1, "{nth}");
+        let data = p.data(0, 1_000 + 100 * nth, 1_100 + 100 * nth);
+        let frame = p.bare_frame(&data);
+        assert_eq!(p.says_bytes(&frame), NOTHING, "{nth}");
+    }
+    p.waits(2 * patience());
+    assert_eq!(p.host.claimed(), 0);
+}
+
 // A peer that owes an answer, and from which nothing comes but bare frames. Expect: it is there, for as long as they come; and given up once nothing does.
 #[test]
 fn shows_that_its_writer_is_there() {
@@ -155,8 +170,10 @@ fn shows_that_its_writer_is_there() {
         let outcome = p.says_bytes(&frame);
         assert!(!any(&outcome, "dropped"), "{nth}: {outcome:?}");
     }
+    assert_eq!(p.host.claimed(), 1);
     let outcome = p.waits(2 * patience());
     assert!(any(&outcome, "completes 0 MaybeDelivered(Unreachable)"));
+    assert_eq!(p.host.claimed(), 0);
     // Which another one does not change, but a frame in full does.
     let data = p.data(0, 2_000, 2_100);
     let frame = p.bare_frame(&data);
