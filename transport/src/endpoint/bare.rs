@@ -6,6 +6,9 @@
 //! those that follow at the same reading, if there is granted DATA to fill them. Nothing of it is charged to the credit. What becomes news in between waits for the
 //! next frame, as if this one had been lost, and every batch begins with one in full.
 //!
+//! The time stamp of a bare frame is echoed as any other, so an echo does not show that its writer's credits were heard: where the frame that told them was lost, a sender may
+//! think for a moment that all its credit was used up as far as its peer knows, and asks first (`Credit::is_at_its_end`), which tells them again.
+//!
 //! Rejected: bare frames for a while after one in full (a peer that only receives would be told later what came of its answers, for nothing: there is one in
 //! full in dozens); a number for what both know, agreed on beforehand (it would have to survive either engine's death).
 //!
@@ -47,6 +50,8 @@ impl StreamWriter<'_, '_, '_> {
         if !self.plan.may_be_bare || !self.w.is_empty() || range.to - range.from < room {
             return None;
         }
+        // It is the only one: nothing has room beside it, nor in its place.
+        self.plan.may_be_bare = false;
         self.w.close();
         let taken = Range {
             from: range.from,

@@ -7,7 +7,7 @@
 //! per round trip. With whole message recovery nothing is asked for: the sender's timer starts the message again.
 //!
 //! A chunk that partly covers counted bytes is read twice, once to check it whole and once to write what is new: it happens only
-//! when the sender's frame length changed between two transmissions.
+//! where two transmissions were cut differently: the sender's frame length changed, or one of them was in bare frames.
 
 use super::Endpoint;
 use super::long_message::{LongMessage, RangeSet};

@@ -352,6 +352,7 @@ fn tries(default: u64) -> u64 {
 
 const SECOND: Nanos = 1_000_000_000;
 
+mod bare;
 mod damage;
 mod ghosts;
 mod grants;

@@ -154,7 +154,7 @@ impl Endpoint {
         let space = to.len().min(usize::from(entry.max_frame));
         let due = up && entry.credit.due;
         let active = [&entry.active[0], &entry.active[1]].map(|queue| !queue.is_empty());
-        let may_be_bare = entry.may_get_bare(read_at) && !greets && !due;
+        let may_be_bare = entry.may_get_bare(read_at) && !due;
         let mut w = FrameWriter::new(to.get_mut(..space)?);
         w.shorten(entry.rows);
         let mut plan = Plan::over(core::mem::take(&mut self.sources));
