@@ -70,13 +70,6 @@ impl StreamWriter<'_, '_, '_> {
 }
 
 impl Endpoint {
-    /// A frame in full leaves for the peer.
-    pub(super) fn told(&mut self, slot: u32, now: Nanos) {
-        if let Some(entry) = self.peers.get_mut(slot) {
-            entry.told_at = now;
-        }
-    }
-
     /// Writes a bare frame over all of `to`.
     pub(super) fn finish_bare<H: Host>(
         &mut self,

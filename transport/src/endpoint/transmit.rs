@@ -158,7 +158,7 @@ impl Endpoint {
         let mut w = FrameWriter::new(to.get_mut(..space)?);
         w.shorten(entry.rows);
         let mut plan = Plan::over(core::mem::take(&mut self.sources));
-        plan.may_be_bare = may_be_bare;
+        (plan.read_at, plan.may_be_bare) = (read_at, may_be_bare);
         let mut full = greets && self.handshake(now, slot, &mut w, &mut plan);
         let mut only_low = false;
         if up && !full {
@@ -187,7 +187,6 @@ impl Endpoint {
             None
         } else {
             self.finish_frame(now, slot, &mut w, &plan, only_low, host)
-                .inspect(|_| self.told(slot, read_at))
         };
         if plan.filled.is_some() {
             self.begin_train(read_at, to.len(), slot, &plan, transmit);
@@ -436,6 +435,7 @@ impl Endpoint {
         }
         let entry = self.peers.get_mut(slot)?;
         let peer = entry.id;
+        entry.told_at = plan.read_at;
         let mut header = header_to(&self.config, entry, now);
         header.crowded = crowded;
         if plan.charged {
@@ -460,6 +460,7 @@ impl Endpoint {
     }
 
     /// Something that leaves for the peer now wants an answer.
+    #[inline]
     pub(super) fn expect_answer(&mut self, now: Nanos, slot: u32) {
         let unreachable = self.unreachable_after();
         if let Some(entry) = self.peers.get_mut(slot)

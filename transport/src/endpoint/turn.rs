@@ -66,6 +66,8 @@ pub(super) struct Plan {
     pub asks: bool,
     /// Granted DATA fills the frame.
     pub filled: Option<Filled>,
+    /// The clock's reading at which it leaves.
+    pub read_at: Nanos,
     /// A bare frame would be read, and leave nothing unsaid.
     pub may_be_bare: bool,
     /// The frame is a bare one with this.
