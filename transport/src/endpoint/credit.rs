@@ -3,7 +3,7 @@
 //! Problem: a receiver has so many buffers, and every possible sender wants to be able to send at once. GAMMA gives each sender a
 //! reserved credit (002), which a cluster of thousands cannot pay. transport.md §9.1, §9.2, §9.3
 //!
-//! Idea: credit is two absolute serial numbers in every frame header, counted in receive buffers: what we sent so far, and how far
+//! Idea: credit is two absolute serial numbers in every frame header but bare frames', counted in receive buffers: what we sent so far, and how far
 //! the receiver lets us go. `limit = highest count seen + eager_buffers`, so losing frames costs nothing for longer than until
 //! the next frame arrives, and one frame restores the whole credit. Only frames with unasked payload (EAGER, RTS with data)
 //! are charged; granted DATA and all control have buffers of their own, so acknowledgements can never deadlock.

@@ -3,7 +3,7 @@
 //! Problem: a frame may come from anybody and say anything, and most that come say the same few things. transport.md §1.1, §11.1, §15
 //!
 //! Idea: who claims to have sent it and for whom is looked at first; then its chunks are acted on in order, the header being judged before the first that speaks
-//! of a stream, and then learned from. Short messages go the straight way ([`Endpoint::commit_short`]), plain DATA nearly so (alone in its frame without a walk), and an ACK in front of short messages waits for them, with
+//! of a stream, and then learned from. Short messages go the straight way ([`Endpoint::commit_short`]), plain DATA nearly so (alone in its frame, or in a bare one, without a walk), and an ACK in front of short messages waits for them, with
 //! most of what the header says (`late`); anything else goes to the sending or the receiving end by kind.
 //!
 //! Rejected: to judge the header of every frame alike: HELLO and RESET come from those whose incarnation is not known yet.

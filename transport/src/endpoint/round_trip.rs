@@ -3,7 +3,7 @@
 //! Problem: timers must follow the path (RFC 6298), a sample of something sent twice must not lie (Karn), and a sender should know
 //! as early as possible what was lost, without a rule of its own for every kind of frame. transport.md §7.1, §7.5; wire.md §2
 //!
-//! Idea: every frame says when it was written (`sent_at`), repeats the newest such stamp received from the other side (`echo`), and says how long
+//! Idea: every frame says when it was written (`sent_at`), and, unless it is bare, repeats the newest such stamp received from the other side (`echo`), and says how long
 //! ago that one came (`held`): TCP's time stamps (RFC 7323) with the receiver's own delay taken out, so that late acknowledgements do
 //! not lengthen the round trip. A frame that is sent again has another stamp, so each new echo is a true sample. And what the frame
 //! answers was known to the peer after our frame of time `echo` had arrived: that time is the *horizon*. Whatever left before it by

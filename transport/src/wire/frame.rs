@@ -3,7 +3,7 @@
 use super::crc::{crc32c, crc32c_append};
 use super::error::WireError;
 
-/// 48 bytes at the start of every frame, under the header CRC together with all chunk headers.
+/// 48 bytes at the start of every frame but a bare one ([`super::bare`]), under the header CRC together with all chunk headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct FrameHeader {
     /// Sending node.
@@ -46,7 +46,7 @@ const FLAG_RETURN_CREDIT: u16 = 2;
 /// Bytes of [`FrameHeader`] on the wire.
 pub const FRAME_HEADER_LEN: usize = 48;
 
-/// First two bytes of every frame: "PL".
+/// First two bytes of every frame but a bare one: "PL".
 pub const MAGIC: u16 = 0x504c;
 
 /// The wire version this build writes.

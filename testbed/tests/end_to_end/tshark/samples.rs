@@ -1,4 +1,4 @@
-//! A chunk of every kind, with known values, and frames of them made by the transport's own writer.
+//! A chunk of every kind, with known values, and frames of them made by the transport's own writer; bare frames are made here.
 
 use portolan_transport::policy::AckMode;
 use portolan_transport::wire::chunk::{Hello, MAX_RANGES, PolicyWire, Range, Received};
