@@ -97,6 +97,9 @@ pub struct EngineConfig {
     /// Going round for frames is ended where it brings no more of them.
     #[serde(default)]
     pub compares_polling: bool,
+    /// Another engine of this node is bound to the same core.
+    #[serde(default)]
+    pub shares_core: bool,
 }
 
 /// How a UMEM of at most `frames` frames is divided and how large the rings are: `rx_frames` to receive, the rest in slots that hold

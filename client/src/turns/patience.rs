@@ -30,6 +30,8 @@ const STREAM: u32 = 8;
 pub struct Patience {
     /// Time without work before the core is given away, if that was worth it the last time.
     least: u64,
+    /// The longest.
+    most: u64,
     /// The first loop without work since there was any or the core was given away.
     since: Option<u64>,
     /// Loops with work since the core was given away.
@@ -45,8 +47,14 @@ pub struct Patience {
 impl Patience {
     /// Of who gives its core away after so long without work while that pays, and after up to 32 times as long while it does not.
     pub fn new(least: u64) -> Self {
+        Self::up_to(least, least.saturating_mul(MOST))
+    }
+
+    /// The same, never longer than `most`.
+    pub fn up_to(least: u64, most: u64) -> Self {
         Self {
             least,
+            most,
             since: None,
             busy: 0,
             lasts: least,
@@ -95,8 +103,7 @@ impl Patience {
             self.lasts = if tokens {
                 self.least
             } else {
-                let most = self.least.saturating_mul(MOST);
-                self.lasts.saturating_mul(2).min(most)
+                self.lasts.saturating_mul(2).min(self.most)
             };
         }
     }
@@ -110,7 +117,7 @@ impl Patience {
 
     /// There was nothing to do for so long that what was learned is old.
     pub fn forget(&mut self) {
-        *self = Self::new(self.least);
+        *self = Self::up_to(self.least, self.most);
     }
 }
 

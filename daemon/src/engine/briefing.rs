@@ -143,7 +143,7 @@ impl Standby {
             .and_then(Option::take)
             .context("no descriptor to wake this engine")?;
 
-        let waiter = Waiter::new(config.wait)?;
+        let waiter = Waiter::new(config.wait, config.shares_core)?;
         waiter.watch_link(link.fd())?;
         waiter.watch_bell(own_wake.as_fd())?;
         Ok(Self {
@@ -313,7 +313,7 @@ impl Standby {
                 wedge: Wedge::default(),
                 filled_for: None,
                 last_kick: KickOutcome::Idle,
-                busy_poll: BusyPoll::new(self.config.compares_polling),
+                busy_poll: BusyPoll::new(self.config.compares_polling, self.config.shares_core),
                 tap,
             },
             ledger: self.ledger,

@@ -35,10 +35,11 @@ use rustix::net::RecvFlags;
 pub(crate) const BUDGET: u32 = 32;
 /// Most frames that one look brings.
 pub const FRAMES_PER_LOOK: u32 = 2 * BUDGET;
-/// Frames per millisecond that are many: more than an exchange of short messages has, or a stream of them; and few.
+/// Frames per millisecond that are many: more than an exchange of short messages has, or a stream of them; and few. Half as many for an engine that shares its core.
 const MANY: u64 = 200;
 const FEW: u64 = 60;
-/// Looks in a row.
+/// Looks with so many more than with fewer, or the other way round. Not in a row: of two engines on one core each has it for a millisecond or three, and sees nothing of
+/// the other's.
 const WARM: u32 = 16;
 const CALM: u32 = 4;
 /// Looks that are compared with those before; the first ones are not, as what comes then had been kept back.
@@ -77,13 +78,14 @@ pub struct BusyPoll {
     socket: Option<OwnedFd>,
     /// The last look, and frames by then.
     seen: Option<(Nanos, u64)>,
-    /// Looks that were for a change.
-    in_a_row: u32,
+    /// Looks that were for a change, without as many that were not; no more than it takes.
+    for_change: u32,
     ask_at: Nanos,
     pause: Nanos,
     judge: Option<Judge>,
     /// Asked to begin: what comes from now on may come through an instance already.
     begins: bool,
+    shares_core: bool,
 }
 
 /// Frames over some time.
@@ -144,16 +146,17 @@ struct Judge {
 }
 
 impl Judge {
-    /// Frames come by themselves, and there are many of them, or not. They do not count any more once we have asked to `begin`.
-    fn without(&mut self, many: bool, begins: bool, frames: u64, ns: Nanos) {
+    /// Frames come by themselves, and there are many of them now, or were `of_late`. They do not count any more once we have asked to `begin`.
+    fn without(&mut self, many: bool, of_late: bool, begins: bool, frames: u64, ns: Nanos) {
+        if !of_late {
+            self.before = Rate::default();
+        } else if !begins {
+            self.before.add(frames, ns);
+            self.before.fade();
+        }
         if many {
-            if !begins {
-                self.before.add(frames, ns);
-                self.before.fade();
-            }
             self.calm = 0;
         } else {
-            self.before = Rate::default();
             self.calm = self.calm.saturating_add(ns);
             if self.calm >= CALM_NS {
                 (self.believed, self.rested) = (0, 0);
@@ -162,7 +165,7 @@ impl Judge {
     }
 
     /// We go round. Says if we should not any more.
-    fn with(&mut self, now: Nanos, frames: u64, ns: Nanos) -> bool {
+    fn with(&mut self, now: Nanos, frames: u64, ns: Nanos, short: bool) -> bool {
         match self.verdict {
             Verdict::Open => {}
             Verdict::Pays(until) => return now >= until,
@@ -173,7 +176,8 @@ impl Judge {
             return false;
         }
         self.now.add(frames, ns);
-        let worse = self.looks >= SETTLING + SHORT_TRIAL && self.before.beats(self.now, WORSE);
+        let worse =
+            short && self.looks >= SETTLING + SHORT_TRIAL && self.before.beats(self.now, WORSE);
         if self.looks < SETTLING + TRIAL && !worse {
             return false;
         }
@@ -201,16 +205,17 @@ impl Judge {
 }
 
 impl BusyPoll {
-    /// `compares`: ends it where it does not pay.
-    pub fn new(compares: bool) -> Self {
+    /// `compares`: ends it where it does not pay. `shares_core`: with another engine, whose turns make single looks say little.
+    pub fn new(compares: bool, shares_core: bool) -> Self {
         Self {
             socket: None,
             seen: None,
-            in_a_row: 0,
+            for_change: 0,
             ask_at: 0,
             pause: 0,
             judge: compares.then(Judge::default),
             begins: false,
+            shares_core,
         }
     }
 
@@ -244,7 +249,7 @@ impl BusyPoll {
         }
         self.socket = socket;
         self.begins = false;
-        (self.in_a_row, self.pause) = (0, PAUSE_NS);
+        (self.for_change, self.pause) = (0, PAUSE_NS);
         self.ask_at = now.saturating_add(PAUSE_NS);
     }
 
@@ -253,33 +258,35 @@ impl BusyPoll {
         let (since, before) = self.seen.replace((now, frames))?;
         let (frames, ns) = (frames.saturating_sub(before), now.saturating_sub(since));
         let per_ms = frames / (ns / 1_000_000).max(1);
-        let (mut change, enough) = match self.is_on() {
-            true => (per_ms < FEW, CALM),
-            false => (per_ms >= MANY, WARM),
+        let of_core = per_ms << u32::from(self.shares_core);
+        let (change, enough) = match self.is_on() {
+            true => (of_core < FEW, CALM),
+            false => (of_core >= MANY, WARM),
         };
+        let for_change = match change {
+            true => (self.for_change + 1).min(enough),
+            false => self.for_change.saturating_sub(1),
+        };
+        self.for_change = for_change;
+        let mut asks = for_change == enough;
         let mut wish = match self.is_on() {
             true => Wish::End,
             false => Wish::Begin,
         };
         if let Some(judge) = &mut self.judge {
             if self.socket.is_none() {
-                self.begins &= change;
-                judge.without(change, self.begins, frames, ns);
-                change &= now >= judge.rest_until;
-            } else if judge.with(now, frames, ns) {
-                // At once.
-                (change, self.in_a_row) = (true, enough);
-                wish = Wish::Rest;
+                let of_late = for_change > 0;
+                self.begins &= of_late;
+                judge.without(change, of_late, self.begins, frames, ns);
+                asks &= now >= judge.rest_until;
+            } else if judge.with(now, frames, ns, !self.shares_core) {
+                (asks, wish) = (true, Wish::Rest);
             }
         }
-        self.in_a_row = match change {
-            true => self.in_a_row.saturating_add(1),
-            false => 0,
-        };
         if now < self.ask_at {
             return None;
         }
-        if self.in_a_row >= enough {
+        if asks {
             self.begins = wish == Wish::Begin;
             let pause = self.pause.clamp(PAUSE_NS, LONG_PAUSE_NS);
             self.ask_at = now.saturating_add(pause);
@@ -317,7 +324,12 @@ mod tests {
 
     impl Looks {
         fn new(compares: bool) -> Self {
-            let mut poll = BusyPoll::new(compares);
+            Self::beside(compares, false)
+        }
+
+        /// Perhaps of an engine that shares its core.
+        fn beside(compares: bool, another: bool) -> Self {
+            let mut poll = BusyPoll::new(compares, another);
             assert_eq!(poll.look(1, 0), None);
             Self {
                 poll,
@@ -348,7 +360,7 @@ mod tests {
     }
 
     // Few frames, then many that nobody answers for, then an answer; few again, many for a moment, few. Expect: asked at the look that makes it
-    // enough, then ever more rarely; asked to be let off at the fourth in a row.
+    // enough, then ever more rarely; asked to be let off at the fourth more than there were with many.
     #[test]
     fn it_is_asked_for_when_there_are_many_frames_and_ended_when_there_are_few() {
         let warm = u64::from(WARM);
@@ -366,10 +378,66 @@ mod tests {
             assert_eq!(looks.see(FEW, 50), []);
             assert_eq!(looks.see(FEW - 1, 3), []);
             assert_eq!(looks.see(MANY, 1), []);
-            assert_eq!(looks.see(0, 5), [(4, End)]);
+            assert_eq!(looks.see(0, 5), [(2, End)]);
             looks.told(false);
             assert_eq!(looks.see(0, 100), []);
             assert_eq!(looks.see(MANY, warm), [(warm, Begin)]);
+        }
+    }
+
+    // Three looks with many frames and one without, again and again, as for an engine whose core another one has every fourth millisecond; then as many with as without.
+    // Expect: asked for after 16 more of these than of those, and none the later for frames that came long ago; never.
+    #[test]
+    fn an_engine_that_has_its_core_in_turns_asks_as_well() {
+        for compares in [false, true] {
+            let mut looks = Looks::beside(compares, true);
+            let mut asked = Vec::new();
+            for round in 0..10 {
+                asked.extend(
+                    looks
+                        .see(800, 3)
+                        .iter()
+                        .map(|(at, wish)| (4 * round + at, *wish)),
+                );
+                asked.extend(
+                    looks
+                        .see(0, 1)
+                        .iter()
+                        .map(|(_, wish)| (4 * round + 4, *wish)),
+                );
+            }
+            assert_eq!(asked.first(), Some(&(30, Begin)));
+            let mut looks = Looks::beside(compares, true);
+            assert_eq!(looks.see(MANY / 2 - 1, 100), []);
+            for _ in 0..100 {
+                assert_eq!(looks.see(MANY / 2, 1), []);
+                assert_eq!(looks.see(0, 1), []);
+            }
+            // No more than it takes: what was long ago is none.
+            assert_eq!(looks.see(MANY / 2, 1_000).first(), Some(&(16, Begin)));
+            assert_eq!(looks.see(0, 1_000), []);
+        }
+    }
+
+    // The same, going round, at first without a frame for eight looks. Expect: an engine with its core for itself has seen enough; one in company sees the trial to its end, and
+    // counts what it saw before in as many milliseconds with as without frames.
+    #[test]
+    fn in_company_a_few_looks_decide_nothing() {
+        for (another, pays) in [(false, false), (true, true)] {
+            let mut looks = Looks::beside(true, another);
+            let asks = (0..20).any(|_| {
+                let asked = looks.see(800, 3);
+                looks.see(0, 1);
+                !asked.is_empty()
+            });
+            assert!(asks);
+            looks.told(true);
+            looks.see(800, u64::from(SETTLING));
+            let mut said = looks.see(200, u64::from(SHORT_TRIAL));
+            // 613 per millisecond before, and 650 now.
+            said.extend(looks.see(800, u64::from(TRIAL - SHORT_TRIAL) + 100));
+            let goes_on = said.iter().all(|(_, wish)| *wish != Rest);
+            assert_eq!(goes_on, pays, "{said:?}");
         }
     }
 
@@ -411,8 +479,8 @@ mod tests {
             let asked = looks.see(800, 2 * rest);
             let (first, begins) = asked[0];
             assert!(begins == Begin && asked.iter().all(|(_, wish)| *wish == Begin));
-            // The rest began at the verdict, fourteen looks ago.
-            assert_eq!(first, rest - 14 + warm - 1);
+            // The rest began at the verdict, fourteen looks ago; since then there were always many.
+            assert_eq!(first, rest - 14);
         };
         for rest in [500, 2_000, 8_000, 8_000] {
             vain(&mut looks, rest);
@@ -479,7 +547,7 @@ mod tests {
         looks.told(true);
         assert_eq!(looks.see(824, trial), [(trial, Rest)]);
         looks.told(false);
-        assert_eq!(looks.see(800, 500 + warm - 1), [(500 + warm - 1, Begin)]);
+        assert_eq!(looks.see(800, 500), [(500, Begin)]);
         pays(&mut looks, 8_000);
         assert_eq!(looks.see(MANY - 1, 1_000), []);
         assert_eq!(looks.see(800, warm), [(warm, Begin)]);

@@ -413,6 +413,7 @@ pub(super) mod tests {
             first_epoch: 0,
             veth: false,
             compares_polling: false,
+            shares_core: false,
         }
     }
 

@@ -59,14 +59,18 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    /// In this mode.
-    pub fn new(mode: Wait) -> io::Result<Self> {
+    /// In this mode. `shares_core`: with another engine.
+    pub fn new(mode: Wait, shares_core: bool) -> io::Result<Self> {
+        let patience = match shares_core {
+            true => Patience::up_to(LEAST_NS, LEAST_NS),
+            false => Patience::new(LEAST_NS),
+        };
         Ok(Self {
             mode,
             epoll: epoll::create(CreateFlags::CLOEXEC)?,
             listening: false,
             idle_since: None,
-            patience: Patience::new(LEAST_NS),
+            patience,
         })
     }
 
@@ -203,12 +207,29 @@ mod tests {
         told.lines().filter(|line| line.starts_with("tfd:")).count()
     }
 
+    // Nothing to do, for ever. Expect: an engine with its core for itself gives it away ever more rarely; one that shares it with another each time as soon.
+    #[test]
+    fn who_shares_a_core_with_another_engine_never_keeps_it_for_nothing() {
+        for (shares_core, expected) in [(false, 32 * LEAST_NS), (true, LEAST_NS)] {
+            let mut waiter = Waiter::new(Wait::Yield, shares_core).unwrap();
+            let (mut now, mut gave, mut longest) = (0, 0, 0);
+            while now < 1_000 * LEAST_NS {
+                now += 10;
+                if waiter.after_loop(false, false, false, false, now) == Next::GiveWay {
+                    longest = (now - gave).max(longest);
+                    gave = now;
+                }
+            }
+            assert!((expected..expected + 100).contains(&longest), "{longest}");
+        }
+    }
+
     // Two sleeps that the socket ends, one after the other, then what has time. Expect: the socket is watched from the first sleep on, and no longer
     // than that; after a last sleep it is watched again.
     #[test]
     fn the_socket_is_watched_until_what_came_was_seen_to() {
         let (socket, peer) = std::os::unix::net::UnixDatagram::pair().unwrap();
-        let mut waiter = Waiter::new(Wait::Adaptive).unwrap();
+        let mut waiter = Waiter::new(Wait::Adaptive, false).unwrap();
         assert_eq!(watched(&waiter), 0);
         peer.send(b"a frame").unwrap();
         for _ in 0..2 {

@@ -86,6 +86,7 @@ impl Supervisor {
 
     fn engine_config(&self, engine: &Engine) -> EngineConfig {
         let config = &self.config;
+        let (core, shares_core) = config.core_of(engine.index);
         EngineConfig {
             node: config.node,
             name: config.name.clone(),
@@ -101,7 +102,8 @@ impl Supervisor {
             mtu: self.interface.mtu(),
             umem_mtu: self.mtu,
             wait: config.wait,
-            core: config.cores.get(usize::from(engine.index)).copied(),
+            core,
+            shares_core,
             rx_frames: config.rx_frames(),
             ring_entries: config.rx_frames().next_power_of_two(),
             default_timeout_ms: config.default_timeout_ms,

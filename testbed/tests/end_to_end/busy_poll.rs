@@ -51,10 +51,10 @@ fn has_gro(cluster: &Cluster, node: u16) -> bool {
     features.contains("generic-receive-offload: on")
 }
 
-fn port(cluster: &Cluster, node: u16) -> Port {
+fn port(cluster: &Cluster, node: u16, number: u16) -> Port {
     let options = PortOptions {
         arena_bytes: (2 * UNDER_WAY * (BYTES + 64)) as u64,
-        ..PortOptions::at(10)
+        ..PortOptions::at(number)
     };
     cluster.open(node, options)
 }
@@ -111,7 +111,12 @@ fn receive(port: &mut Port, came: &AtomicU64, sent: &AtomicU64) {
 
 /// Streams from node 1 to node 2 while `meanwhile` looks at what happens.
 fn stream(cluster: &Cluster, meanwhile: impl FnOnce(&AtomicU64)) {
-    let (mut one, mut two) = (port(cluster, 1), port(cluster, 2));
+    stream_between(cluster, 10, meanwhile);
+}
+
+/// The same between ports with this number.
+fn stream_between(cluster: &Cluster, number: u16, meanwhile: impl FnOnce(&AtomicU64)) {
+    let (mut one, mut two) = (port(cluster, 1, number), port(cluster, 2, number));
     let to = two.address();
     let (ends, came, sent) = (
         AtomicBool::new(false),
@@ -146,6 +151,19 @@ fn wait_polled(cluster: &Cluster, node: u16, polled: bool, killed: Option<i32>) 
         .wait_status(&what, NOTICED, is)
         .unwrap();
     status["engines"][0]["pid"].as_i64().unwrap() as i32
+}
+
+/// Waits for all engines of a node at once.
+fn wait_all_polled(cluster: &Cluster, node: u16, polled: bool) {
+    let what = format!("all of node {node}'s engines go round themselves: {polled}");
+    let are = |status: &serde_json::Value| {
+        let engines = status["engines"].as_array().unwrap();
+        engines.iter().all(|engine| engine["busy_poll"] == polled)
+    };
+    cluster
+        .daemon(node)
+        .wait_status(&what, NOTICED, are)
+        .unwrap();
 }
 
 /// Frames that were used up to find an instance.
@@ -193,6 +211,21 @@ fn many_frames_are_gone_round_for_over_udp() {
 #[test]
 fn many_frames_are_gone_round_for_over_ethernet() {
     many_frames_are_gone_round_for(Encap::Ethernet);
+}
+
+// A stream to each of two engines, which share a core. Expect: both begin to, at the same time, each for its own instance; neither does when the streams are over; everything
+// came.
+#[test]
+fn engines_that_share_a_core_go_round_as_well() {
+    let lab = Lab::builder().queues(2).build().unwrap();
+    let cluster = Cluster::start_in(lab, |node| {
+        format!("{ALWAYS}\n[engine]\ncores = [{0}, {0}]\n", node - 1)
+    });
+    stream_between(&cluster, 10, |_| {
+        stream_between(&cluster, 11, |_| wait_all_polled(&cluster, 2, true));
+    });
+    wait_all_polled(&cluster, 2, false);
+    assert_eq!(errands(&cluster, 2), 2);
 }
 
 // The same stream where it is forbidden. Expect: frames come by themselves, and no frame is taken for an errand.

@@ -226,6 +226,11 @@ impl Config {
         usize::from(port) % self.queues.len()
     }
 
+    /// The core that an engine is bound to, if it is, and whether another one is bound to the same.
+    pub fn core_of(&self, engine: u8) -> (Option<usize>, bool) {
+        core_of(&self.cores, engine)
+    }
+
     /// The longest IP packet or Ethernet payload that engines send and receive.
     pub fn mtu(&self) -> u16 {
         let longest = crate::engine_link::MAX_MTU;
@@ -308,3 +313,25 @@ impl fmt::Display for ConfigErrors {
 }
 
 impl std::error::Error for ConfigErrors {}
+
+fn core_of(cores: &[usize], engine: u8) -> (Option<usize>, bool) {
+    let core = cores.get(usize::from(engine)).copied();
+    let there = cores.iter().filter(|there| Some(**there) == core);
+    (core, there.count() > 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Engines on cores 3, 5 and 3; on none. Expect: the first and the third share one; whoever is bound to none shares none.
+    #[test]
+    fn engines_on_one_core_share_it() {
+        let of = |engine| core_of(&[3, 5, 3], engine);
+        assert_eq!(
+            [0, 1, 2].map(of),
+            [(Some(3), true), (Some(5), false), (Some(3), true)]
+        );
+        assert_eq!(core_of(&[], 0), (None, false));
+    }
+}
