@@ -15,6 +15,7 @@ mod nic;
 mod placement;
 mod sharing;
 mod system;
+mod wakeup;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -143,6 +144,7 @@ fn examine(file: &Path) -> Findings {
         if let Some(link) = link {
             nic::look(&patient, &link, &mut findings);
             placement::look(&patient, &link, &mut findings);
+            wakeup::look(&patient, &mut findings);
             neighbours::look(&patient, &link, &mut findings);
         }
     }

@@ -242,6 +242,18 @@ fn a_running_node_is_looked_at_too() {
     found(&seen, "peer mtu", "warn", &["peer 2 (ptl2)"]);
     found(&seen, "daemon", "ok", &["node 1 (ptl1) runs, 1 engines"]);
     found(&seen, "xdp", "ok", &["our program", "generic"]);
+    // How long a processor takes to wake, where engines let theirs sleep.
+    let several = std::thread::available_parallelism().unwrap().get() > 1;
+    let measured = match several {
+        true => "us to wake",
+        false => "one processor",
+    };
+    for (wait, word) in [("busy", "engines never sleep"), ("adaptive", measured)] {
+        let seen = doctor(node, &format!("[engine]\nwait = \"{wait}\""));
+        let finding = seen.iter().find(|finding| finding["check"] == "wake-up");
+        let what = finding.unwrap()["what"].as_str().unwrap();
+        assert!(what.contains(word), "{wait}: {what}");
+    }
     // A bound that the file has and the daemon has not, until it is told.
     let bounded = "[node]\ncpu_latency_us = 70";
     let remedy = found(&doctor(node, bounded), "cpu latency", "warn", &["70"]);
