@@ -12,6 +12,8 @@ use crate::engine_link::Wait;
 /// Times it is woken, and how long it sleeps before each: deep sleeps come after some tens of milliseconds.
 const TIMES: usize = 5;
 const ASLEEP: Duration = Duration::from_millis(200);
+/// Whoever may use its processor at all has been woken so many times within this.
+const WITHIN: Duration = Duration::from_secs(6);
 /// Longer is worth a word. The lightest sleep of real processors takes 1 or 2 us, to which the kernel's own way of waking a thread comes.
 const LONG: Duration = Duration::from_micros(30);
 
@@ -67,16 +69,23 @@ fn measure(core: Option<usize>) -> Result<Option<Duration>, String> {
     };
     // Without room: who rings hands the time over to who waits for it.
     let (ring, bell) = sync_channel(0);
-    let (woken, rung) = thread::scope(|scope| {
-        let woken = scope.spawn(move || sleep(sleeper, &bell));
-        let rung = scope.spawn(move || wake(waker, &ring));
-        (woken.join(), rung.join())
+    let (tell, told) = sync_channel(2);
+    let complain = tell.clone();
+    // Nobody joins them: one that never gets its processor, as somebody spins there in real time, is left behind.
+    thread::spawn(move || tell.send(sleep(sleeper, &bell)));
+    thread::spawn(move || {
+        if let Err(error) = wake(waker, &ring) {
+            let _ = complain.send(Err(error));
+        }
     });
-    let died = |_| "a thread died".to_owned();
-    rung.map_err(died)??;
-    let mut times = woken.map_err(died)??;
+    let mut times = told
+        .recv_timeout(WITHIN)
+        .map_err(|_| format!("nobody gets processor {sleeper} or {waker}"))??;
     times.sort_unstable();
-    Ok(times.get(times.len() / 2).copied())
+    let median = times.get(times.len() / 2).copied();
+    median
+        .map(Some)
+        .ok_or_else(|| format!("nobody rang on processor {waker}"))
 }
 
 /// How long each ring took to wake us, until nobody rings any more.

@@ -14,8 +14,8 @@
 //!
 //! | | frames come by themselves | we go round |
 //! |---|---|---|
-//! | many for [`WARM`] looks | ask | |
-//! | few for [`CALM`] looks | | ask to be let off |
+//! | many for [`WARM`] looks more than not | ask | |
+//! | few for [`CALM`] looks more than not | | ask to be let off |
 //! | not more frames after [`TRIAL`] looks than before, or plainly fewer after [`SHORT_TRIAL`] | | ask to be let off, for [`RETRY_NS`] and longer \* |
 //! | more, for [`BELIEVED_NS`] and longer | | ask to be let off, to compare anew \* |
 //! | told so | begin | once more, for what came meanwhile; end |
