@@ -303,7 +303,21 @@ impl Daemon {
             Keeper::Child(child) => process::kill_group(child),
             Keeper::Manager(manager) => manager.abandon(),
         }
-        process::kill_until_gone(|| self.left(&family), DEATH)
+        process::kill_until_gone(|| self.left(&family), DEATH)?;
+        self.let_processors_sleep()
+    }
+
+    /// What only the next daemon of this node would do: it was killed, and the processors that it kept awake are named in a file beside its socket.
+    fn let_processors_sleep(&self) -> Result<()> {
+        let named = self.socket().with_extension("awake");
+        let Ok(text) = fs::read_to_string(&named) else {
+            return Ok(());
+        };
+        for core in text.split_ascii_whitespace() {
+            let bound = format!("/sys/devices/system/cpu/cpu{core}/power/pm_qos_resume_latency_us");
+            fs::write(&bound, "0").context(bound)?;
+        }
+        fs::remove_file(&named).with_context(|| named.display().to_string())
     }
 
     /// Which of `family`, and of the node's processes that run a daemon, of this build or another, still live. The

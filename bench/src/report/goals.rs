@@ -157,11 +157,8 @@ pub fn judge(results: &Results) -> Vec<Goal> {
     let idle = Case::Idle { wait };
     let percent = |value: f64| format!("{:.2} % of a core", value * 100.0);
     let us = |value: f64| format!("{:.1} us", value / 1e3);
-    // As the machine has its processors, and kept awake, which an administrator may choose.
-    for (subject, how) in [
-        ("portolan", ""),
-        ("portolan-awake", ", processors kept awake"),
-    ] {
+    // As it is by default, and where processors of engines sleep at once, which an administrator may choose.
+    for (subject, how) in [("portolan", ""), ("portolan-asleep", ", processors asleep")] {
         let of = |metric| find(&lines, &idle, subject, metric).map(|line| line.value);
         let share = of(metric::IDLE_CPU);
         add(format!("{idle}{how}"), share, Bound::AtMost(0.01), &percent);

@@ -96,6 +96,12 @@ fn text(results: &Results) -> String {
             metric::IDLE_CPU,
             value,
         ),
+        (
+            "Its processor meanwhile: share of the time in which the kernel polled instead of having it sleep",
+            idle,
+            metric::IDLE_POLLED,
+            value,
+        ),
         ("The first message after idling", idle, metric::FIRST, value),
         ("Attaching", startup, metric::ATTACH, value),
         ("Opening a port", startup, metric::OPEN, value),

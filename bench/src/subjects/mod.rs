@@ -127,6 +127,8 @@ pub mod metric {
     pub const FAIRNESS: &str = "jain";
     /// Processor time of an idle node, in shares of a core.
     pub const IDLE_CPU: &str = "idle_cpu";
+    /// Time for which the kernel polled instead of having idle processors of engines sleep, in shares of one.
+    pub const IDLE_POLLED: &str = "idle_polled";
     /// The first message after idling, in nanoseconds.
     pub const FIRST: &str = "first_message_ns";
     /// Attaching, in nanoseconds.
@@ -156,7 +158,7 @@ pub fn all() -> Vec<Box<dyn Subject>> {
         Box::new(portolan::Portolan::Ethernet),
         Box::new(portolan::Portolan::Unpolled),
         Box::new(portolan::Portolan::Blocking),
-        Box::new(portolan::Portolan::Awake),
+        Box::new(portolan::Portolan::Asleep),
         Box::new(portolan::Portolan::OneEngine),
     ];
     subjects.extend(limits::all());

@@ -18,12 +18,14 @@ use crate::cases::{Case, Wait};
 const PORT: u16 = 10;
 /// Bound on an answer beyond the time that is measured.
 const GRACE: Duration = Duration::from_secs(10);
+/// `engine.keep_awake_ms` as it is by default.
+const KEEP_AWAKE_MS: u32 = 2_000;
 /// Bound on a node that has everything it is to have.
 const STANDBYS_WITHIN: Duration = Duration::from_secs(20);
 
 /// `portolan`: an engine for each queue. `portolan-ethernet`: the same in Ethernet frames without IP and UDP, as the limits' are.
 /// `portolan-unpolled`: the same, and engines never go round for frames themselves, as the limits do not.
-/// `portolan-awake`: the same with `[node] cpu_latency_us = 0`, so that idle processors do not sleep.
+/// `portolan-asleep`: the same with `[engine] keep_awake_ms = 0`, so that processors of engines sleep as soon as these do.
 /// `portolan-blocking`: as it is installed, the daemon in a session of its own, for applications that leave waiting to the library. `portolan-one-engine`: one engine for the first queue,
 /// whatever there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +36,8 @@ pub enum Portolan {
     Ethernet,
     /// Frames come by themselves.
     Unpolled,
-    /// Idle processors do not sleep.
-    Awake,
+    /// Processors sleep when engines do.
+    Asleep,
     /// Everything waits by default.
     Blocking,
     /// One engine.
@@ -48,7 +50,7 @@ impl Subject for Portolan {
             Self::AllQueues => "portolan",
             Self::Ethernet => "portolan-ethernet",
             Self::Unpolled => "portolan-unpolled",
-            Self::Awake => "portolan-awake",
+            Self::Asleep => "portolan-asleep",
             Self::Blocking => "portolan-blocking",
             Self::OneEngine => "portolan-one-engine",
         }
@@ -62,9 +64,9 @@ impl Subject for Portolan {
                 "\"yield\"",
                 "UDP over IPv4; [network] busy_poll = \"never\"",
             ),
-            Self::Awake => (
+            Self::Asleep => (
                 "\"adaptive\" (its default)",
-                "UDP over IPv4; [node] cpu_latency_us = 0",
+                "UDP over IPv4; [engine] keep_awake_ms = 0",
             ),
             Self::Blocking => (
                 "\"adaptive\" (its default)",
@@ -90,7 +92,7 @@ impl Subject for Portolan {
                 Case::PingPong { .. } | Case::Rate { .. } | Case::Stream { .. }
             ),
             Self::Unpolled => matches!(case, Case::Stream { .. }),
-            Self::Awake => {
+            Self::Asleep => {
                 let wait = Wait::Adaptive;
                 *case == Case::Idle { wait }
             }
@@ -119,14 +121,15 @@ impl Subject for Portolan {
             Self::Unpolled => "never",
             _ => "auto",
         };
-        let node = match self {
-            Self::Awake => "[node]\ncpu_latency_us = 0\n",
-            _ => "",
+        // A lab's configuration has 0, as processors are the machine's.
+        let keep_awake_ms = match self {
+            Self::Asleep => 0,
+            _ => KEEP_AWAKE_MS,
         };
         let daemon = |side| {
             let cores = vec![scene.core(side); queues.len()];
             let overrides = format!(
-                "{node}[cluster]\nencap = \"{encap}\"\n[network]\nqueues = {queues:?}\nbusy_poll = \"{busy_poll}\"\n[engine]\nwait = \"{}\"\ncores = {cores:?}\n",
+                "[cluster]\nencap = \"{encap}\"\n[network]\nqueues = {queues:?}\nbusy_poll = \"{busy_poll}\"\n[engine]\nwait = \"{}\"\ncores = {cores:?}\nkeep_awake_ms = {keep_awake_ms}\n",
                 wait.name(),
             );
             scene.node(side).start_daemon_with(&DaemonOptions {
@@ -219,13 +222,21 @@ impl Running<'_> {
         self.pair(1, 1)?;
         let (_, pair) = self.applications.as_mut().context("no applications")?;
         let daemons = &self.daemons;
-        let ([before, after], first) = pair.after_idling(lasting, || cpu(daemons))?;
-        let nodes = daemons.len() as f64;
-        let share = (after - before) as f64 / nanoseconds(lasting) as f64 / nodes;
-        Ok(vec![
-            Figure::number(metric::IDLE_CPU, share, unit::ONE),
-            first,
-        ])
+        let cores = self.scene.cores();
+        let watched = || Ok((cpu(daemons)?, polled(cores)));
+        let ([before, after], first) = pair.after_idling(lasting, watched)?;
+        let share = |before: u64, after: u64| {
+            let ns = after.saturating_sub(before) as f64;
+            ns / nanoseconds(lasting) as f64 / daemons.len() as f64
+        };
+        let used = share(before.0, after.0);
+        let mut figures = vec![Figure::number(metric::IDLE_CPU, used, unit::ONE)];
+        if let (Some(before), Some(after)) = (before.1, after.1) {
+            let polled = share(before, after);
+            figures.push(Figure::number(metric::IDLE_POLLED, polled, unit::ONE));
+        }
+        figures.push(first);
+        Ok(figures)
     }
 
     fn startup(&mut self, lasting: Duration) -> Result<Vec<Figure>> {
@@ -265,6 +276,19 @@ fn cpu(daemons: &[Daemon; 2]) -> Result<u64> {
         }
     }
     Ok(ns)
+}
+
+/// Nanoseconds for which these processors had nothing to do and the kernel polled instead of having them sleep; `None` if it does not tell (Documentation/admin-guide/pm/cpuidle.rst).
+fn polled(cores: [usize; 2]) -> Option<u64> {
+    let us = |core| {
+        let state = format!("/sys/devices/system/cpu/cpu{core}/cpuidle/state0");
+        let name = fs::read_to_string(format!("{state}/name")).ok()?;
+        let time = fs::read_to_string(format!("{state}/time")).ok()?;
+        let us: u64 = time.trim().parse().ok()?;
+        (name.trim() == "POLL").then_some(us)
+    };
+    let [one, two] = cores.map(us);
+    Some((one? + two?) * 1000)
 }
 
 /// Processes whose parent this is.

@@ -4,6 +4,7 @@
 //! order of [`names`]. Counts go on across engines: a successor adds to what it found. The table is the engine's own counters, then
 //! those of its layers: `transport_…`, `xsk_…`.
 
+use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 
 use portolan_abi::ledger::{COUNTERS, Ledger};
@@ -106,6 +107,17 @@ pub fn names() -> Vec<(String, &'static str)> {
         .collect()
 }
 
+/// The counter words that change with every message of an application, sent or received, and with nothing else.
+pub fn messages() -> &'static [usize] {
+    static WORDS: LazyLock<Vec<usize>> = LazyLock::new(|| {
+        let all = names();
+        let counted = ["transport_sends_accepted", "transport_messages_delivered"];
+        let place = |name: &&str| all.iter().position(|(known, _)| known == name);
+        counted.iter().filter_map(place).collect()
+    });
+    &WORDS
+}
+
 /// The ledger's counter words, added to.
 pub struct CounterPage {
     found: [u64; COUNTERS],
@@ -144,6 +156,17 @@ impl CounterPage {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // Expect: two words, of these names.
+    #[test]
+    fn what_counts_messages_is_found() {
+        let (names, words) = (names(), messages());
+        let found: Vec<&str> = words.iter().map(|word| names[*word].0.as_str()).collect();
+        assert_eq!(
+            found,
+            ["transport_sends_accepted", "transport_messages_delivered"]
+        );
+    }
 
     // Expect: each reason moves the counter of its name, and no other.
     #[test]

@@ -24,6 +24,7 @@
 //! | `steering.rs` | the XDP program |
 //! | `busy_poll.rs`, `napi.rs`, `gro.rs` | engines that go round for frames themselves |
 //! | `cpu_latency.rs` | how long idle processors may take to wake |
+//! | `keep_awake.rs` | processors of engines that do not sleep for a while after a message |
 //! | `reload.rs`, `alive.rs` | the configuration read again; the service manager's watchdog |
 //! | `discovery/`, `drain.rs`, `notes.rs` | who else is there; leaving without loss; what a successor must know of both |
 //! | `store/` | what survives the supervisor, and going on with it |
@@ -49,6 +50,7 @@ mod gro;
 pub mod histogram;
 mod interface;
 mod interface_events;
+mod keep_awake;
 pub mod kernel;
 mod leisure;
 pub mod memory;
@@ -102,6 +104,7 @@ use exporter_process::Exporter;
 use gro::Gro;
 use interface::Interface;
 use interface_events::Looks;
+use keep_awake::KeepAwake;
 use kernel::Support;
 use memory::{Crossings, QueueMemory};
 use neighbours::Neighbours;
@@ -199,6 +202,7 @@ pub struct Supervisor {
     looks: Looks,
     gro: Gro,
     cpu_latency: CpuLatency,
+    keep_awake: KeepAwake,
     ports: Ports,
     clients: Clients,
     events: Events,
@@ -276,6 +280,7 @@ impl Supervisor {
             .collect();
         let interface = parts.config.interface_facts.clone();
         let cpu_latency = CpuLatency::bounded(parts.config.cpu_latency_us);
+        let keep_awake = KeepAwake::new(&parts.config);
         Ok(Self {
             routes: routes(&parts.config),
             config: parts.config,
@@ -300,6 +305,7 @@ impl Supervisor {
             looks: Looks::default(),
             gro: Gro::default(),
             cpu_latency,
+            keep_awake,
             ports: Ports::default(),
             clients: Clients::default(),
             events: Events::default(),
@@ -336,6 +342,7 @@ impl Supervisor {
         self.events.record(up);
         self.let_loose();
         self.look_after_gro(now);
+        self.look_after_processors(now);
         self.look_after_neighbours(now);
         self.look_at_interface(now);
         self.announce(now);
@@ -362,6 +369,7 @@ impl Supervisor {
             }
             self.statistics.turn(begun.elapsed());
         }
+        self.let_processors_sleep();
         if self.left && !self.stopping {
             self.leave_polling();
             tracing::info!("left: the service manager has everything for the next one");
@@ -426,6 +434,7 @@ impl Supervisor {
             Timer::Neighbours => self.look_after_neighbours(now),
             Timer::Errand(queue) => self.on_errand_timer(queue, now),
             Timer::Gro => self.on_gro_timer(now),
+            Timer::KeepAwake => self.on_keep_awake_timer(now),
             Timer::Interface => self.on_interface_timer(now),
             Timer::Discovery => self.announce(now),
             Timer::Stop => self.kill_engines(),

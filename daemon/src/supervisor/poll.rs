@@ -117,6 +117,8 @@ pub enum Timer {
     Errand(u8),
     /// GRO that we switched on may be of no use any more.
     Gro,
+    /// Whether there were messages is to be looked at.
+    KeepAwake,
     /// The interface is to be looked at.
     Interface,
     /// This node is to announce itself.

@@ -22,7 +22,7 @@ use super::poll::{EventFlags, Source};
 use crate::engine_link::{Route, ToEngine};
 
 /// Keys that change while the node runs.
-const LIVE: [&str; 9] = [
+const LIVE: [&str; 10] = [
     "acl",
     "peer",
     "quota",
@@ -32,6 +32,7 @@ const LIVE: [&str; 9] = [
     "limits.clients",
     "log.level",
     "node.cpu_latency_us",
+    "engine.keep_awake_ms",
 ];
 /// Keys that a restart applies without ending anything (beside the live ones); all others begin the node anew.
 const AT_RESTART: [&str; 3] = ["recovery", "metrics", "network.busy_poll"];
@@ -218,6 +219,8 @@ impl Supervisor {
         // Also when nothing changed: what could not be held before is tried again.
         self.config.cpu_latency_us = new.cpu_latency_us;
         self.cpu_latency.bound(new.cpu_latency_us);
+        self.config.keep_awake = new.keep_awake;
+        self.look_after_processors(now);
         if has("peer") {
             self.change_peers(new.peers, now);
         }

@@ -23,6 +23,7 @@ mod impaired;
 mod integrity;
 mod interface;
 mod isolation;
+mod keep_awake;
 mod kernel_traffic;
 mod lab;
 mod live_upgrade;

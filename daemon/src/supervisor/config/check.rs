@@ -16,7 +16,7 @@ use super::recovery::recovery;
 use super::transport::transport;
 use super::{Config, ConfigErrors, Limits, Peer, Places};
 use crate::credit_budget::CreditBudget;
-use crate::engine_link::{Encap, Wait};
+use crate::engine_link::Encap;
 use crate::supervisor::surroundings::{Account, Interface, Surroundings};
 
 /// Longest path a Unix socket's address holds.
@@ -115,7 +115,8 @@ fn build(
         1..=86_400_000,
         10_000,
     );
-    let cores = cores(checker, file, queues.len(), surroundings);
+    let engine = &file.engine;
+    let cores = super::engine::cores(checker, engine, queues.len(), surroundings);
     let (transport, policy) = transport(checker, &file.transport);
     let discovery = discovery(checker, file, address, udp_port);
     let limits = limits(checker, &file.limits, discovery.expected(peers.len()));
@@ -146,11 +147,8 @@ fn build(
         busy_polling: chosen(&file.network.busy_poll),
         discovery,
         cpu_latency_us,
-        wait: file
-            .engine
-            .wait
-            .as_ref()
-            .map_or(Wait::Adaptive, |w| *w.get_ref()),
+        wait: super::engine::wait(engine),
+        keep_awake: super::engine::keep_awake(checker, engine),
         cores,
         umem_frames: umem_frames as u32,
         default_timeout_ms: default_timeout_ms as u64,
@@ -352,44 +350,6 @@ fn queues(checker: &mut Checker<'_>, file: &File, interface: Option<&Interface>)
         );
     }
     if queues.is_empty() { vec![0] } else { queues }
-}
-
-fn cores(
-    checker: &mut Checker<'_>,
-    file: &File,
-    engines: usize,
-    surroundings: &dyn Surroundings,
-) -> Vec<usize> {
-    let Some(list) = file
-        .engine
-        .cores
-        .as_ref()
-        .filter(|list| !list.get_ref().is_empty())
-    else {
-        return Vec::new();
-    };
-    if list.get_ref().len() != engines {
-        let message = format!(
-            "engine.cores names {} cores for {engines} engines; name one for each queue, or none",
-            list.get_ref().len()
-        );
-        checker.complain(list.span(), message);
-    }
-    let there = surroundings.cores();
-    let mut cores = Vec::new();
-    for value in list.get_ref() {
-        match usize::try_from(*value.get_ref()) {
-            Ok(core) if there.contains(&core) => cores.push(core),
-            _ => {
-                let message = format!(
-                    "there is no core {} for us; choose of {there:?}",
-                    value.get_ref()
-                );
-                checker.complain(value.span(), message);
-            }
-        }
-    }
-    cores
 }
 
 fn limits(checker: &mut Checker<'_>, limits: &file::Limits, peers: usize) -> Limits {

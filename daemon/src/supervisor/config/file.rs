@@ -83,6 +83,7 @@ pub(super) struct Engine {
     pub wait: Option<Spanned<Wait>>,
     pub cores: Option<Spanned<Vec<Spanned<i64>>>>,
     pub umem_frames: Option<Spanned<i64>>,
+    pub keep_awake_ms: Option<Spanned<i64>>,
     pub default_timeout_ms: Option<Spanned<i64>>,
 }
 

@@ -7,6 +7,7 @@ mod address;
 mod check;
 mod checker;
 mod discovery;
+mod engine;
 mod file;
 mod metrics;
 mod places;
@@ -161,6 +162,8 @@ pub struct Config {
     pub cpu_latency_us: Option<u32>,
     /// How engines wait.
     pub wait: Wait,
+    /// For how long after a message their processors are kept from sleeping, if they sleep themselves.
+    pub keep_awake: Duration,
     /// Cores of the engines, in order; empty: wherever the scheduler likes.
     pub cores: Vec<usize>,
     /// UMEM frames of each engine, 4 KiB each.

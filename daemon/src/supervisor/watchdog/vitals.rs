@@ -39,6 +39,20 @@ fn parse(text: &[u8]) -> Option<Vitals> {
     })
 }
 
+/// The processor that a process runs on, or ran on last; `None` if there is no such process.
+pub fn last_processor(pid: i32) -> Option<usize> {
+    let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    parse_processor(&text)
+}
+
+/// The 39th field of proc_pid_stat(5); the third is the first behind the name.
+fn parse_processor(text: &[u8]) -> Option<usize> {
+    let after_name = text.iter().rposition(|byte| *byte == b')')? + 1;
+    let fields = text.get(after_name..)?.split(u8::is_ascii_whitespace);
+    let field = std::str::from_utf8(fields.skip(1).nth(39 - 3)?).ok()?;
+    field.parse().ok()
+}
+
 /// Is a process dead, or so nearly that it can never run again? The pidfd says the former, the flag the latter. (A number that is
 /// another process's by now only means that ours is gone.)
 pub fn is_ending(pid: i32, exit: BorrowedFd<'_>) -> bool {
@@ -178,6 +192,20 @@ mod tests {
         for nonsense in ["", "12", "12 (a)", "12 (a) R", "12 (a) R 1 2 3 4 5 x"] {
             assert_eq!(parse(nonsense.as_bytes()), None, "{nonsense}");
         }
+    }
+
+    // Every field is its own number. Expect: the 39th, whatever the name; nothing of a line that ends before it.
+    #[test]
+    fn a_processor_is_the_39th_field() {
+        let rest: Vec<String> = (4..=52).map(|field| field.to_string()).collect();
+        for name in ["portoland-eng", "a b", ") R 1 ("] {
+            let line = format!("1 ({name}) S {}", rest.join(" "));
+            assert_eq!(parse_processor(line.as_bytes()), Some(39), "{name}");
+            let short = format!("1 ({name}) S {}", rest[..34].join(" "));
+            assert_eq!(parse_processor(short.as_bytes()), None, "{name}");
+        }
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert!(last_processor(own).is_some());
     }
 
     #[test]
