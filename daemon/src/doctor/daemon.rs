@@ -47,6 +47,7 @@ pub(super) fn look(patient: &Patient, findings: &mut Findings) -> Option<Running
             steers = status["node"]["interface_state"] != "stripped";
             engines(&status, patient, findings);
             cpu_latency(&status, patient, findings);
+            keep_awake(&status, findings);
             if let Ok(ports) = node.report(Report::Ports) {
                 super::sharing::look(&status, &ports, findings);
             }
@@ -161,6 +162,28 @@ fn cpu_latency(status: &Value, patient: &Patient, findings: &mut Findings) {
             format!("node.cpu_latency_us = {wanted} is not in force"),
             "systemctl reload portoland   # if the journal says that it may not: /usr/share/doc/portolan/examples/latency.conf",
         );
+    }
+}
+
+/// Whether processors of engines are kept from sleeping, as a daemon whose engines sleep would have it.
+fn keep_awake(status: &Value, findings: &mut Findings) {
+    let node = &status["node"];
+    let ms = node["keep_awake_ms"].as_u64().unwrap_or(0);
+    let engines = status["engines"].as_array();
+    let sleeps = engines.is_some_and(|all| all.iter().any(|one| one["wait"] == "adaptive"));
+    if ms == 0 || !sleeps {
+        return;
+    }
+    match node["keep_awake_refused"].as_str() {
+        None => {
+            let what = format!("processors of engines do not sleep for {ms} ms after a message");
+            findings.ok("keep awake", what);
+        }
+        Some(why) => findings.warn(
+            "keep awake",
+            format!("engine.keep_awake_ms is without effect: {}", printable(why)),
+            "ExecStartPre= and ReadWritePaths= as the package's unit has them; in a container this is its host's; or engine.keep_awake_ms = 0",
+        ),
     }
 }
 
@@ -291,4 +314,42 @@ fn conflicts(map: &Value, findings: &mut Findings) {
 /// A name from another node, as it may be printed.
 pub(super) fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(64).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::Severity;
+    use super::*;
+
+    // A daemon whose engines sleep, may keep their processors awake, may not; one whose engines spin; one that is not to. Expect: said well of, and ill of with the reason; else nothing is said.
+    #[test]
+    fn processors_that_cannot_be_kept_awake_are_worth_a_word() {
+        for (wait, ms, refused, severity, words) in [
+            ("adaptive", 2000, None, Some(Severity::Ok), "2000 ms"),
+            (
+                "adaptive",
+                2000,
+                Some("cpu3: no\x1b"),
+                Some(Severity::Warn),
+                "cpu3: no",
+            ),
+            ("busy", 2000, None, None, ""),
+            ("adaptive", 0, None, None, ""),
+        ] {
+            let node = json!({"keep_awake_ms": ms, "keep_awake_refused": refused});
+            let status = json!({"node": node, "engines": [{"wait": wait}]});
+            let mut findings = Findings::default();
+            keep_awake(&status, &mut findings);
+            let found = findings.0.first();
+            assert_eq!(
+                found.map(|finding| finding.severity),
+                severity,
+                "{wait} {ms}"
+            );
+            let what = found.map_or("", |finding| finding.what.as_str());
+            assert!(what.contains(words) && !what.contains('\x1b'), "{what}");
+        }
+    }
 }

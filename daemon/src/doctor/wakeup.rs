@@ -26,7 +26,7 @@ pub(super) fn look(patient: &Patient, findings: &mut Findings) {
         return;
     }
     match measure(config.cores.first().copied()) {
-        Ok(Some(median)) => judge(median, config.cpu_latency_us, findings),
+        Ok(Some(median)) => judge(median, config.cpu_latency_us, config.keep_awake, findings),
         Ok(None) => findings.ok("wake-up", "one processor: nobody to wake it"),
         Err(error) => findings.warn(
             "wake-up",
@@ -36,7 +36,7 @@ pub(super) fn look(patient: &Patient, findings: &mut Findings) {
     }
 }
 
-fn judge(median: Duration, bound: Option<u32>, findings: &mut Findings) {
+fn judge(median: Duration, bound: Option<u32>, keep_awake: Duration, findings: &mut Findings) {
     let us = median.as_micros();
     let what = format!("an idle processor takes {us} us to wake");
     match bound {
@@ -46,10 +46,14 @@ fn judge(median: Duration, bound: Option<u32>, findings: &mut Findings) {
             format!("{what}, although node.cpu_latency_us = 0"),
             "systemctl reload-or-restart portoland   # it is in force while the daemon runs",
         ),
-        _ => findings.warn(
+        _ if keep_awake.is_zero() => findings.warn(
             "wake-up",
             format!("{what}: the first message after a pause waits for that, and for each processor on its way"),
-            "node.cpu_latency_us = 2, in a virtual machine 0   # which costs power: docs/nic.md, Cores and interrupts",
+            "engine.keep_awake_ms = 2000, or node.cpu_latency_us = 2, in a virtual machine 0   # which costs power: docs/nic.md, Cores and interrupts",
+        ),
+        _ => findings.ok(
+            "wake-up",
+            format!("{what}: the first message waits for that after more than {} ms without one", keep_awake.as_millis()),
         ),
     }
 }
@@ -135,24 +139,16 @@ mod tests {
 
     #[test]
     fn a_long_time_is_worth_a_word() {
-        for (us, bound, severity, words) in [
-            (30, None, Severity::Ok, "takes 30 us to wake"),
-            (31, None, Severity::Warn, "the first message after a pause"),
-            (
-                31,
-                Some(20),
-                Severity::Warn,
-                "the first message after a pause",
-            ),
-            (
-                31,
-                Some(0),
-                Severity::Warn,
-                "although node.cpu_latency_us = 0",
-            ),
+        let (asleep, kept) = (Duration::ZERO, Duration::from_millis(2000));
+        for (us, bound, awake, severity, words) in [
+            (30, None, asleep, Severity::Ok, "takes 30 us to wake"),
+            (31, None, asleep, Severity::Warn, "after a pause"),
+            (31, Some(20), asleep, Severity::Warn, "after a pause"),
+            (31, Some(0), kept, Severity::Warn, "although node.cpu"),
+            (31, Some(20), kept, Severity::Ok, "after more than 2000 ms"),
         ] {
             let mut findings = Findings::default();
-            judge(Duration::from_micros(us), bound, &mut findings);
+            judge(Duration::from_micros(us), bound, awake, &mut findings);
             let [finding] = findings.0.as_slice() else {
                 panic!("{findings:?}")
             };

@@ -117,6 +117,11 @@ const ROWS: &[Row] = &[
         words: &["node.id", "1 to 65534"],
     },
     Row {
+        what: "processors kept awake for too long",
+        overrides: "[engine]\nkeep_awake_ms = 3600001",
+        words: &["engine.keep_awake_ms", "0 to 3600000"],
+    },
+    Row {
         what: "a bound on wake-ups that cannot be",
         overrides: "[node]\ncpu_latency_us = -1",
         words: &["node.cpu_latency_us", "0 to 1000000"],

@@ -46,6 +46,10 @@ pub fn all(systems: &mut [Container; 2], commands: &[Vec<String>; 2]) -> Result<
         reloaded(one)?;
         load.goes_on()
     })?;
+    step("processors of engines", || {
+        load.goes_on()?;
+        processors(one, two)
+    })?;
     step("the drop-in for node.cpu_latency_us", || {
         kept_awake(one)?;
         load.goes_on()
@@ -255,6 +259,32 @@ fn reloaded(system: &Container) -> Result<()> {
         WITHIN,
     )?;
     Ok(())
+}
+
+/// While there are messages, processors of engines are kept awake, though the service is nobody's root and sees the kernel's settings as they are. Both nodes are on this machine:
+/// a processor that one keeps awake the other lets be.
+fn processors(one: &Container, two: &Container) -> Result<()> {
+    let driver = std::fs::read_to_string("/sys/devices/system/cpu/cpuidle/current_driver");
+    if matches!(driver.unwrap_or_default().trim(), "" | "none") {
+        println!("   skipped: processors of this machine know no states");
+        return Ok(());
+    }
+    let end = Instant::now() + WITHIN;
+    let mut said = [String::new(), String::new()];
+    while Instant::now() < end {
+        for (said, system) in said.iter_mut().zip([one, two]) {
+            let status = system.ok("portolan status --json", WITHIN)?;
+            let status: serde_json::Value = serde_json::from_str(&status)?;
+            let node = &status["node"];
+            ensure!(node["keep_awake_refused"].is_null(), "{node}");
+            let kept = node["kept_awake"].as_array();
+            if kept.is_some_and(|kept| !kept.is_empty()) {
+                return Ok(());
+            }
+            *said = node.to_string();
+        }
+    }
+    bail!("no processor is kept awake: {said:?}")
 }
 
 /// The device that the service does not see otherwise, by the example that the package brings.
