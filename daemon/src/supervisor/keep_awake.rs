@@ -132,6 +132,10 @@ impl KeepAwake {
 
     fn refuse(&mut self, core: usize, error: &io::Error) {
         let remedy = match error.kind() {
+            // We have none of root's power over others' files.
+            io::ErrorKind::PermissionDenied if rustix::process::geteuid().is_root() => {
+                "; it is another user's, perhaps of a service that ran before: `chown root` it"
+            }
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                 "; the service may not (docs/nic.md, Cores and interrupts)"
             }

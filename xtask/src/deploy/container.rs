@@ -79,7 +79,7 @@ impl Container {
             .arg(format!("--machine={}", self.netns))
             .arg("--tmpfs=/var/log:mode=755,size=32m")
             // As on a machine of its own, how soon a processor wakes may be said.
-            .arg("--bind=/sys/devices/system/cpu")
+            .arg(format!("--bind={}", super::processors::DIRECTORY))
             .arg(format!("--directory={}", self.tree.display()))
             .stdin(Stdio::null())
             .stdout(console.try_clone()?)

@@ -6,6 +6,7 @@
 
 mod container;
 mod load;
+mod processors;
 pub mod quick;
 mod quickstart;
 mod scenario;
@@ -20,6 +21,7 @@ use portolan_testbed::{cancel, process};
 
 use crate::{build, deb, setup, steps};
 use container::{Container, Wire};
+use processors::Processors;
 
 /// The Debian that is installed.
 const SUITE: &str = "bookworm";
@@ -152,7 +154,8 @@ impl Run {
     fn go(&self, base: &Path, packages: &[PathBuf; 2]) -> Result<()> {
         let page = fs::read_to_string(steps::root().join(quickstart::PAGE))?;
         let commands = quickstart::commands(&page)?;
-        // Dropped after the systems that use it.
+        // Dropped after the systems that use them.
+        let _processors = Processors::remember()?;
         let _wire = Wire::new(self.names.clone(), ["192.0.2.1/24", "192.0.2.2/24"])?;
         let [one, two] = &self.names;
         let mut systems = [
