@@ -203,68 +203,6 @@ impl Endpoint {
         }
     }
 
-    /// The receiver found no buffer for `number`, or took its buffer away: it and what follows wait for READY.
-    fn on_no_buffer(&mut self, now: Nanos, slot: u32, number: u32) {
-        let Some(stream) = self.send.get_mut(slot) else {
-            return;
-        };
-        let Some(entry) = self.peers.get(stream.peer) else {
-            return;
-        };
-        let message = stream.index(number).and_then(|i| stream.queue.get(i));
-        let Some(message) = message.filter(|_| !serial_lt(stream.cursor, number)) else {
-            return;
-        };
-        // What went out since is not what it speaks of; nor does a message that ended need a buffer.
-        let late = entry.horizon != 0 && message.sent_at > entry.horizon;
-        if late || message.state != MessageState::Live {
-            return;
-        }
-        if stream.not_ready.is_none_or(|from| serial_lt(number, from)) {
-            stream.not_ready = Some(number);
-        }
-        stream.timer = now.saturating_add(entry.rtt.rto(&self.config.policy, stream.backoff));
-        if let Some(message) = stream.index(number).and_then(|i| stream.queue.get_mut(i)) {
-            message.received = false; // if it had a buffer, that was taken away
-        }
-        self.on_single_loss(now, slot, number);
-        self.rearm(now, slot);
-    }
-
-    /// There is a buffer for `number`, which the receiver does not have yet.
-    #[cold]
-    fn on_ready(&mut self, now: Nanos, slot: u32, number: u32) {
-        let Some(stream) = self.send.get_mut(slot) else {
-            return;
-        };
-        let old = serial_lt(number, stream.base);
-        if old || serial_lt(stream.high, number) {
-            self.counters.protocol_violations += u64::from(!old);
-            return;
-        }
-        let Some(entry) = self.peers.get(stream.peer) else {
-            return;
-        };
-        let policy = &self.config.policy;
-        stream.not_ready = None;
-        stream.backoff = 0;
-        stream.timer = now.saturating_add(entry.rtt.rto(policy, 0));
-        match policy.recovery {
-            Recovery::GoBackN { .. } => {
-                stream.go_back_once(now, number, entry.horizon, entry.rtt.repeat(policy));
-            }
-            Recovery::Selective | Recovery::WholeMessage => {
-                // It took nothing beyond it meanwhile.
-                let before = stream.cursor.wrapping_sub(number);
-                for later in 0..before.min(stream.queue.len() as u32) {
-                    self.on_single_loss(now, slot, number.wrapping_add(later));
-                }
-            }
-        }
-        self.rearm(now, slot);
-        self.activate(now, slot);
-    }
-
     /// A grant, and what to send again.
     fn on_cts(
         &mut self,

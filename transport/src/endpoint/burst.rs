@@ -21,7 +21,8 @@ impl SendStream {
     /// Nothing of it is lost, asked for, held back or owed, and its receiver knows it: the next message goes out for the first time.
     #[inline]
     pub(super) fn goes_straight_on(&self) -> bool {
-        let held = self.stalled || self.paused || self.holding || self.not_ready.is_some();
+        let wants = self.not_ready.is_some() || self.regained.is_some();
+        let held = self.stalled || self.paused || self.holding || wants;
         self.cursor == self.high
             && self.established
             && !(held || self.lost || self.reopen)

@@ -53,6 +53,7 @@ mod timers;
 mod train;
 mod transmit;
 mod turn;
+mod want;
 
 #[cfg(test)]
 mod tests;

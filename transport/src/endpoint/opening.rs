@@ -121,6 +121,10 @@ impl Endpoint {
         };
         let mut entry = ReceiveStream::new(key, peer, incarnation, record, stream.epoch, base);
         entry.exact = self.config.policy.ack_rule == AckRule::Exact;
+        // What was refused of it before, as we knew less of its sender then, and was not told yet, is true no more: who is told so sends all of it again.
+        if let Some(peer) = self.peers.get_mut(peer) {
+            (peer.replies).retain(|reply| *reply != Reply::Refused(*stream));
+        }
         let slot = self.receive.insert(entry);
         self.receive_index.insert(key, slot);
         self.counters.streams_opened += 1;

@@ -137,6 +137,8 @@ pub(super) struct PeerEntry {
     pub replies: VecDeque<Reply>,
     /// Sending streams with messages to send, by priority.
     pub active: [VecDeque<u32>; 2],
+    /// The stream that waits until there is credit for all of a message: what comes is kept for it.
+    pub saver: Option<u32>,
     /// Whether the peer is in the endpoint's ready queue of that priority.
     pub ready: [bool; 2],
 }
@@ -187,6 +189,7 @@ impl PeerEntry {
             sender_control: VecDeque::new(),
             replies: VecDeque::new(),
             active: [VecDeque::new(), VecDeque::new()],
+            saver: None,
             ready: [false; 2],
         }
     }
@@ -208,7 +211,7 @@ impl PeerEntry {
         self.horizon = 0;
         self.credit.void(now, seen);
         self.window = Window::new();
-        self.crowded = false;
+        (self.crowded, self.saver) = (false, None);
         // Its successor may be of an older build, and says what it reads.
         (self.rows, self.reads_bare) = (Rows::InFull, false);
         self.told_at = Nanos::MAX;

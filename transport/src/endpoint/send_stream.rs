@@ -29,6 +29,7 @@ use alloc::collections::VecDeque;
 
 use super::round_trip::STAMP_GOOD_FOR;
 use super::slab::NONE;
+use super::want::Regained;
 use crate::host::{Reason, SendRequest, SendStatus};
 use crate::ident::{Nanos, RecordId, SendId, StreamKey, serial_lt};
 use crate::policy::AckMode;
@@ -174,6 +175,8 @@ pub(super) struct SendStream {
     pub stalled: bool,
     /// The receiver has no buffer for this number: messages from it on wait.
     pub not_ready: Option<u32>,
+    /// How far it may go since there was one.
+    pub regained: Option<Regained>,
     /// Credit, or room for a record, is wanting: the timer asks again.
     pub starved: bool,
     /// A send failed; see the module's text.
@@ -248,6 +251,7 @@ impl SendStream {
             refusals: 0,
             stalled: false,
             not_ready: None,
+            regained: None,
             starved: false,
             follows: None,
             hungry: false,
@@ -369,6 +373,7 @@ impl SendStream {
         (self.filler, self.filled_at) = (None, 0);
         self.probe = false;
         (self.stalled, self.not_ready, self.starved) = (false, None, false);
+        self.regained = None;
         (self.lost, self.horizon, self.newest) = (false, 0, None);
         self.written = None;
         self.reorder_at = Nanos::MAX;
@@ -479,12 +484,6 @@ impl SendStream {
             .chain(messages)
             .find(free)
             .map(|(index, _)| index)
-    }
-
-    /// Whether message `index` need not wait for a buffer.
-    pub(super) fn is_ready(&self, index: usize) -> bool {
-        let number = self.number(index);
-        self.not_ready.is_none_or(|from| serial_lt(number, from))
     }
 
     /// Bytes of a long message go out now.

@@ -364,6 +364,7 @@ mod shares;
 mod shortcuts;
 mod sizes;
 mod statuses;
+mod want;
 
 #[test]
 fn messages_of_all_sizes_arrive() {

@@ -345,7 +345,8 @@ impl Endpoint {
             window: policy.window_messages.min(entry.remote_window),
             credit: entry.may_fill(policy) as usize * BUFFER_BYTES,
             asks_first: entry.asks_first(),
-            alone: entry.active[0].len() + entry.active[1].len() == 1,
+            may_save: class == 1 || entry.active[1].is_empty(),
+            saves: false,
             crowded: entry.crowded,
             unasked: entry.remote_unasked,
             w,
@@ -354,6 +355,16 @@ impl Endpoint {
             #[cfg(test)]
             shortcuts: &mut self.shortcuts,
         };
+        // Who saves credit, unless it wants none any more, and whether that is before this class's.
+        let (credit, send) = (writer.credit, &self.send);
+        let saving = |saver: &u32| {
+            let stream = send.get(*saver);
+            stream.filter(|stream| stream.peer == slot && stream.in_active)
+        };
+        entry.saver = entry.saver.filter(|saver| saving(saver).is_some());
+        let goes_before =
+            |saver: &u32| saving(saver).is_some_and(|stream| stream.key.priority as usize >= class);
+        let mut saver = entry.saver.filter(goes_before);
         let active = &mut entry.active[class];
         let mut blocked = 0;
         while blocked < active.len()
@@ -364,6 +375,10 @@ impl Endpoint {
                 continue;
             };
             writer.sender = sender;
+            writer.credit = match saver {
+                Some(other) if other != sender => 0,
+                _ => credit,
+            };
             // With nobody to take turns with, a stream goes on until it is done.
             let (sent, turn) = if active.len() == 1 && policy.coalesce {
                 writer.turns(stream)
@@ -373,6 +388,13 @@ impl Endpoint {
                     turn => (false, turn),
                 }
             };
+            if core::mem::take(&mut writer.saves) {
+                if entry.saver.is_none() {
+                    (entry.saver, saver) = (Some(sender), Some(sender));
+                }
+            } else if entry.saver == Some(sender) && !matches!(turn, Turn::Full) {
+                (entry.saver, saver) = (None, None);
+            }
             // A timer that sends data again must not do so while a long grant is still leaving: it runs from the newest byte.
             let restarts = sent && policy.on_timeout == OnTimeout::Resend;
             let starts = (sent || matches!(turn, Turn::NoCredit)) && stream.timer == Nanos::MAX;

@@ -112,8 +112,10 @@ pub(super) struct StreamWriter<'a, 'w, 'f> {
     pub credit: usize,
     /// It will not cover more by waiting: what it does not cover travels as a request.
     pub asks_first: bool,
-    /// No other stream has something for the peer.
-    pub alone: bool,
+    /// No stream of higher priority would take what comes.
+    pub may_save: bool,
+    /// The turn ended as there is not credit for all of a message yet, and there may be.
+    pub saves: bool,
     /// Requests travel without data.
     pub crowded: bool,
     /// First bytes of a long message that the peer takes without a grant.
@@ -170,12 +172,13 @@ impl StreamWriter<'_, '_, '_> {
         if index < self.window as usize
             && let Some(message) = stream.queue.get(index)
         {
-            match message.state {
+            let state = message.state;
+            match state {
                 // Its number is owed whatever holds the others back.
                 MessageState::Null(_) | MessageState::Hole | MessageState::Done => {
                     return self.null(stream, index);
                 }
-                MessageState::Live if !stream.is_ready(index) || blocked.is_some() => {}
+                MessageState::Live if blocked.is_some() || !stream.may_go(index) => {}
                 MessageState::Live
                     if fresh && (stream.stalled || stream.paused || stream.holding) => {}
                 MessageState::Live => match self.first(stream, index) {
@@ -343,10 +346,11 @@ impl StreamWriter<'_, '_, '_> {
         let len = room.min(paid).min(total);
         let ahead = self.unasked.min(all);
         let follows = len > 0 && self.covers(ahead.saturating_sub(len as u32));
-        // What comes unasked as a whole waits for credit as a short one does: to ask for a grant takes longer, and holds up all behind it. Not beside
-        // others, which would take each bit of credit that comes, so that it never were enough.
+        // What comes unasked as a whole waits for credit as a short one does: to ask for a grant takes longer, and holds up all behind it. Others
+        // would take each bit of credit that comes, so that it never were enough: they have none meanwhile.
         let waits = !follows && ahead == all && (len as u32) < all;
-        if waits && self.alone && !self.crowded && !self.asks_first {
+        if waits && self.may_save && !self.crowded && !self.asks_first {
+            self.saves = true;
             return Turn::NoCredit;
         }
         let Ok(at) = push(self.w, self.counters, &chunk(len, follows)) else {

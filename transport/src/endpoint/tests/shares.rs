@@ -1,6 +1,7 @@
 //! Who gets how much: credit, priorities, streams, grants.
 
 use super::*;
+use crate::policy::Ack;
 use crate::wire::Chunk;
 use crate::wire::frame::FRAME_HEADER_LEN;
 
@@ -89,6 +90,39 @@ fn no_more_than_the_credit_is_under_way() {
     let c = pair.sides[0].endpoint.counters();
     assert_eq!(c.sends_delivered, 61);
     assert!(c.credit_stalls > 0 && c.retransmits <= 16, "{c:?}");
+}
+
+// Four streams of short messages and one of some that come unasked as a whole, each with all nine buffers there are. Expect: these are through while half of the short ones
+// still wait: who saves for one has what comes, and the others have it again afterwards.
+#[test]
+fn who_saves_credit_for_a_message_has_it_before_others_have_more() {
+    let mut pair = connected(Policy {
+        eager_buffers: 9,
+        ack: Ack::Immediate,
+        ..Policy::default()
+    });
+    // Or all credit would come at the same time.
+    pair.late = 1000;
+    let shorts = [5, 7, 8, 9];
+    for port in shorts {
+        submit(&mut pair, port, Priority::Low, 1300, 200);
+    }
+    submit(&mut pair, 6, Priority::Low, 12_000, 6);
+    for port in [6, 7, 8, 9] {
+        pair.sides[1].endpoint.port_opened(PortId(port));
+    }
+    let through = |pair: &Pair, port: u16| {
+        let delivered = pair.sides[1].host.delivered.iter();
+        delivered
+            .filter(|(delivery, _)| delivery.stream.remote == PortId(port))
+            .count()
+    };
+    assert!(pair.run_until(SECOND, |pair| through(pair, 6) == 6));
+    for port in shorts {
+        let through = through(&pair, port);
+        assert!(through < 100, "port {port}: {through}");
+    }
+    assert!(pair.run_until(SECOND, Pair::all_settled));
 }
 
 #[test]

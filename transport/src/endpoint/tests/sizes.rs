@@ -12,7 +12,7 @@ use crate::endpoint::send_stream::Message;
 fn sizes() {
     let rows = [
         ("endpoint", size_of::<Endpoint>(), 3_072),
-        ("peer, while it is not idle", size_of::<PeerEntry>(), 904),
+        ("peer, while it is not idle", size_of::<PeerEntry>(), 912),
         (
             "sending stream, while it is open",
             size_of::<SendStream>(),
