@@ -358,6 +358,7 @@ mod ghosts;
 mod grants;
 mod host;
 mod offers;
+mod refusals;
 mod round_trips;
 mod runs;
 mod shares;

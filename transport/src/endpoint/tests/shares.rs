@@ -6,7 +6,7 @@ use crate::wire::Chunk;
 use crate::wire::frame::FRAME_HEADER_LEN;
 
 /// A pair whose first message went through, with this policy.
-fn connected(policy: Policy) -> Pair {
+pub(super) fn connected(policy: Policy) -> Pair {
     let mut pair = Pair::new(1472);
     for side in &mut pair.sides {
         side.endpoint.config.policy = policy;
@@ -18,7 +18,7 @@ fn connected(policy: Policy) -> Pair {
 }
 
 /// Submits `count` messages of a frame each from `port` to the same port of node 2.
-fn submit(pair: &mut Pair, port: u16, priority: Priority, len: usize, count: usize) {
+pub(super) fn submit(pair: &mut Pair, port: u16, priority: Priority, len: usize, count: usize) {
     for _ in 0..count {
         let slot = pair.next_slot;
         pair.next_slot += 1;
@@ -48,7 +48,7 @@ fn submit(pair: &mut Pair, port: u16, priority: Priority, len: usize, count: usi
 }
 
 /// The next frame of node 1, not sent anywhere.
-fn frame(pair: &mut Pair) -> Option<Vec<u8>> {
+pub(super) fn frame(pair: &mut Pair) -> Option<Vec<u8>> {
     let mut to = vec![0; 1472];
     let (now, side) = (pair.now, &mut pair.sides[0]);
     let transmit = side.endpoint.poll_transmit(now, &mut to, &mut side.host)?;
