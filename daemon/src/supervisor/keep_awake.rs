@@ -57,7 +57,7 @@ impl KeepAwake {
     pub fn new(config: &Config) -> Self {
         let mut keep = Self::of(Path::new(PROCESSORS), config.socket.with_extension("awake"));
         keep.adopt();
-        if keeps(config) {
+        if keep.bound.is_some() && keeps(config) {
             for core in &config.cores {
                 if let Err(error) = OpenOptions::new().write(true).open(keep.file(*core)) {
                     keep.refuse(*core, &error);

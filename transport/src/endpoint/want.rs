@@ -135,9 +135,13 @@ impl Endpoint {
                         && !message.received
                         && (horizon == 0 || message.sent_at <= horizon)
                 });
-                if dropped || waited == Some(number) {
+                let last = number.wrapping_add(1) == stream.cursor;
+                if waited == Some(number) || (dropped && !last) {
                     stream.go_back(number);
                     stream.regain(number);
+                } else if dropped {
+                    // Nothing else was: it may as well have been lost, which is no want.
+                    stream.lose(number.wrapping_sub(stream.base) as usize);
                 }
             }
             Recovery::WholeMessage => {
