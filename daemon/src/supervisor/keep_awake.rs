@@ -49,6 +49,8 @@ pub(super) struct KeepAwake {
     last: Option<Instant>,
     refused: Option<String>,
     announced: bool,
+    /// It was said that it cannot be done.
+    complained: bool,
     armed: bool,
 }
 
@@ -84,6 +86,7 @@ impl KeepAwake {
             last: None,
             refused: None,
             announced: false,
+            complained: false,
             armed: false,
         }
     }
@@ -118,6 +121,12 @@ impl KeepAwake {
                 self.held.insert(core);
             }
         }
+        // Who is named no more must not be taken for ours by the next one.
+        if !text.is_empty()
+            && let Err(error) = self.say_whose()
+        {
+            tracing::warn!("{}: {error}", self.ours.display());
+        }
     }
 
     /// The processors that are kept awake by us.
@@ -142,7 +151,8 @@ impl KeepAwake {
             _ => "",
         };
         let why = format!("{}: {error}{remedy}", self.file(core).display());
-        if self.refused.is_none() {
+        if !self.complained {
+            self.complained = true;
             tracing::info!("engine.keep_awake_ms is without effect: {why}");
         }
         self.refused = Some(why);
@@ -161,19 +171,29 @@ impl KeepAwake {
         let Some(bound) = self.bound else {
             return;
         };
+        if !wanted.is_empty() {
+            self.refused = None;
+        }
         let before = self.held.clone();
         for core in &before {
-            let ours = self.found(*core).is_ok_and(|found| found == bound);
-            if ours && wanted.contains(core) {
-                continue;
+            match self.found(*core) {
+                Ok(found) if found == bound && wanted.contains(core) => {}
+                Ok(found) if found == bound => match self.write(*core, FREE) {
+                    Ok(()) => {
+                        self.held.remove(core);
+                    }
+                    // Tried again.
+                    Err(error) => self.refuse(*core, &error),
+                },
+                // Somebody else has it bounded now.
+                Ok(_) => {
+                    self.held.remove(core);
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    self.held.remove(core);
+                }
+                Err(error) => self.refuse(*core, &error),
             }
-            if ours && let Err(error) = self.write(*core, FREE) {
-                // Tried again.
-                self.refuse(*core, &error);
-                continue;
-            }
-            // Or somebody else has it bounded now, or there is no such processor any more.
-            self.held.remove(core);
         }
         for core in wanted {
             if self.held.contains(core) {
@@ -187,17 +207,14 @@ impl KeepAwake {
                 Ok(_) => continue,
                 Err(error) => Err(error),
             };
-            match done {
-                Ok(()) => self.refused = None,
-                Err(error) => {
-                    self.held.remove(core);
-                    self.refuse(*core, &error);
-                }
+            if let Err(error) = done {
+                self.held.remove(core);
+                self.refuse(*core, &error);
             }
         }
-        if self.held != before
-            && let Err(error) = self.say_whose()
-        {
+        // Also if one was named above that then could not be bounded.
+        let named = self.held != before || self.refused.is_some();
+        if named && let Err(error) = self.say_whose() {
             tracing::warn!("{}: {error}", self.ours.display());
         }
     }
@@ -390,16 +407,19 @@ mod tests {
         assert_eq!(again(&place).held, only(&[]));
     }
 
-    // A processor that is not there, and nowhere to write down whose a bound is. Expect: it is said, and no bound is left that nobody would take away.
+    // A processor that is not there, one that is; and nowhere to write down whose a bound is. Expect: it is said, and not any more; and no bound is left that nobody would take away.
     #[test]
     fn what_cannot_be_done_is_said() {
         let (place, mut keep) = machine("haltpoll");
         keep.keep(&only(&[9]));
         assert!(keep.refused().unwrap().contains("cpu9"));
-        let mut keep = KeepAwake::of(place.path(), place.path().join("nowhere/node.awake"));
+        assert!(!keep.ours.exists());
         keep.keep(&only(&[1]));
+        assert_eq!(keep.refused(), None);
+        let mut keep = KeepAwake::of(place.path(), place.path().join("nowhere/node.awake"));
+        keep.keep(&only(&[2]));
         assert!(keep.refused().is_some());
-        assert_eq!(bounds(&keep), ["0"; 4]);
+        assert_eq!(bounds(&keep), ["0", NONE, "0", "0"]);
     }
 
     // Counts of messages at looks, 7 before. Expect: a change keeps it busy for so long, and no longer.

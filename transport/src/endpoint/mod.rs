@@ -7,7 +7,7 @@
 //! | `credit`, `congestion` | who may fill receive buffers unasked, and how fast while the network is busy |
 //! | `path` | how long frames to a peer may be |
 //! | `hello` | how two engines come to know each other, RESET, restarts and takeovers |
-//! | `send_stream`, `submit`, `answers`, `loss`, `settle` | the sending end: state, commands, what receivers answer, what that says is lost, how sends end |
+//! | `send_stream`, `submit`, `answers`, `loss`, `want`, `settle` | the sending end: state, commands, what receivers answer, what that says is lost or had no buffer, how sends end |
 //! | `receive_stream`, `opening`, `arrival`, `accept`, `commit`, `long_message`, `grants`, `data` | the receiving end: state, streams opening, first chunks, buffers, commits and acknowledgements, ranges, who may send more, DATA |
 //! | `frame`, `late` | a received frame, chunk by chunk; acknowledgements that wait until what came with them is delivered |
 //! | `ports` | ports opening and closing, tokens appearing |

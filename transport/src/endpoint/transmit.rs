@@ -345,7 +345,10 @@ impl Endpoint {
             window: policy.window_messages.min(entry.remote_window),
             credit: entry.may_fill(policy) as usize * BUFFER_BYTES,
             asks_first: entry.asks_first(),
-            may_save: class == 1 || entry.active[1].is_empty(),
+            may_save: match class == 1 || entry.active[1].is_empty() {
+                true => entry.window.size(policy).min(policy.eager_buffers),
+                false => 0,
+            },
             saves: false,
             crowded: entry.crowded,
             unasked: entry.remote_unasked,
@@ -366,7 +369,7 @@ impl Endpoint {
             |saver: &u32| saving(saver).is_some_and(|stream| stream.key.priority as usize >= class);
         let mut saver = entry.saver.filter(goes_before);
         let active = &mut entry.active[class];
-        let mut blocked = 0;
+        let (mut blocked, mut ended) = (0, false);
         while blocked < active.len()
             && let Some(&sender) = active.front()
         {
@@ -376,7 +379,8 @@ impl Endpoint {
             };
             writer.sender = sender;
             writer.credit = match saver {
-                Some(other) if other != sender => 0,
+                // But what follows a request has been paid for in mind.
+                Some(other) if other != sender && stream.follows.is_none() => 0,
                 _ => credit,
             };
             // With nobody to take turns with, a stream goes on until it is done.
@@ -393,7 +397,9 @@ impl Endpoint {
                     (entry.saver, saver) = (Some(sender), Some(sender));
                 }
             } else if entry.saver == Some(sender) && !matches!(turn, Turn::Full) {
+                // What it saved is for whoever waits, also of those that were asked before it.
                 (entry.saver, saver) = (None, None);
+                (blocked, ended) = (0, true);
             }
             // A timer that sends data again must not do so while a long grant is still leaving: it runs from the newest byte.
             let restarts = sent && policy.on_timeout == OnTimeout::Resend;
@@ -426,7 +432,8 @@ impl Endpoint {
                 }
             }
         }
-        false
+        // Those of lower priority may have been asked in this frame already.
+        ended && class == 1 && !entry.active[0].is_empty()
     }
 
     /// Reads the payloads, charges the credit, writes the frame header.

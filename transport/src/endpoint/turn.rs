@@ -112,8 +112,8 @@ pub(super) struct StreamWriter<'a, 'w, 'f> {
     pub credit: usize,
     /// It will not cover more by waiting: what it does not cover travels as a request.
     pub asks_first: bool,
-    /// No stream of higher priority would take what comes.
-    pub may_save: bool,
+    /// So many buffers may be waited for; 0: streams of higher priority would take what comes.
+    pub may_save: u32,
     /// The turn ended as there is not credit for all of a message yet, and there may be.
     pub saves: bool,
     /// Requests travel without data.
@@ -349,7 +349,8 @@ impl StreamWriter<'_, '_, '_> {
         // What comes unasked as a whole waits for credit as a short one does: to ask for a grant takes longer, and holds up all behind it. Others
         // would take each bit of credit that comes, so that it never were enough: they have none meanwhile.
         let waits = !follows && ahead == all && (len as u32) < all;
-        if waits && self.may_save && !self.crowded && !self.asks_first {
+        if waits && self.buffers(all) <= self.may_save as usize && !self.crowded && !self.asks_first
+        {
             self.saves = true;
             return Turn::NoCredit;
         }
@@ -374,9 +375,15 @@ impl StreamWriter<'_, '_, '_> {
 
     /// Whether there are bytes to follow a request, and credit for them beside the request's frame.
     fn covers(&self, bytes: u32) -> bool {
+        let buffers = self.space.div_ceil(BUFFER_BYTES) + self.buffers(bytes);
+        bytes > 0 && buffers * BUFFER_BYTES <= self.credit
+    }
+
+    /// Receive buffers that so many bytes fill.
+    fn buffers(&self, bytes: u32) -> usize {
         let payload = self.space.saturating_sub(FRAME_HEADER_LEN + EAGER_HEADER);
-        let frames = 1 + (bytes as usize).div_ceil(payload.max(1));
-        bytes > 0 && frames * self.space.div_ceil(BUFFER_BYTES) * BUFFER_BYTES <= self.credit
+        let frames = (bytes as usize).div_ceil(payload.max(1));
+        frames * self.space.div_ceil(BUFFER_BYTES)
     }
 
     /// The first chunk of message `number`, or its NULL, goes out.

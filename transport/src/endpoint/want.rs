@@ -135,12 +135,16 @@ impl Endpoint {
                         && !message.received
                         && (horizon == 0 || message.sent_at <= horizon)
                 });
-                let last = number.wrapping_add(1) == stream.cursor;
-                if waited == Some(number) || (dropped && !last) {
+                // So was what went out behind it, if all of that had arrived as well.
+                let last = stream.index(stream.cursor.wrapping_sub(1));
+                let last = last.and_then(|i| stream.queue.get(i));
+                let behind = number.wrapping_add(1) != stream.cursor
+                    && last.is_some_and(|last| last.sent_at <= horizon);
+                if waited == Some(number) || (dropped && behind) {
                     stream.go_back(number);
                     stream.regain(number);
                 } else if dropped {
-                    // Nothing else was: it may as well have been lost, which is no want.
+                    // It may as well have been lost, which is no want.
                     stream.lose(number.wrapping_sub(stream.base) as usize);
                 }
             }
