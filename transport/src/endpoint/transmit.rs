@@ -379,7 +379,7 @@ impl Endpoint {
             };
             writer.sender = sender;
             writer.credit = match saver {
-                // But what follows a request has been paid for in mind.
+                // But who has sent a request saved for what follows it, too.
                 Some(other) if other != sender && stream.follows.is_none() => 0,
                 _ => credit,
             };
