@@ -8,8 +8,8 @@
 
 use std::collections::BTreeSet;
 
+use portolan_crc::{crc32c_append, crc32c_combine};
 use portolan_transport::wire::bare::BARE_MAGIC;
-use portolan_transport::wire::crc::{crc32c_append, crc32c_combine};
 use portolan_transport::wire::frame::{MAGIC, VERSION};
 use portolan_transport::wire::{
     Chunk, Frame, FrameHeader, FrameWriter, HEADER_AREA_MAX, PayloadView, Rows, crc32c, parse,

@@ -6,7 +6,7 @@
 
 use anyhow::Result;
 use portolan::turns::{self, Patience};
-use portolan_transport::wire::crc::{crc32c, crc32c_append};
+use portolan_crc::{crc32c, crc32c_append};
 
 use super::shared::{Consumer, INLINE, Producer, Toward};
 use super::socket::{Label, Payload, Socket};

@@ -21,7 +21,7 @@
 
 use std::ptr::NonNull;
 
-use portolan_transport::wire::crc::crc32c;
+use portolan_crc::crc32c;
 
 /// Copies out of memory that others may change meanwhile, in which case it is unspecified what is copied. The CRC32C of what was.
 ///
@@ -132,7 +132,7 @@ mod one_pass {
     use std::arch::is_x86_feature_detected as has;
     use std::arch::x86_64::*;
 
-    use portolan_transport::wire::crc::x_to_the;
+    use portolan_crc::x_to_the;
 
     /// Up to this length eight bytes at a time.
     const SHORT: usize = 128;

@@ -16,7 +16,7 @@
 use std::sync::atomic::Ordering;
 
 use portolan_abi::ledger::Ledger;
-use portolan_transport::wire::crc::{crc32c, crc32c_append};
+use portolan_crc::{crc32c, crc32c_append};
 
 use super::ports::Port;
 use crate::image;

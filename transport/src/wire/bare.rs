@@ -9,11 +9,11 @@
 //! Rejected: leaving out the stream and the message as well (a place that is lost with the frame that named it).
 
 use super::chunk::StreamRef;
-use super::crc::crc32c;
 use super::error::WireError;
 use super::fields::{priority, priority_flag};
 use super::frame::{FrameHeader, VERSION};
 use super::parse::PADDED_MAX;
+use portolan_crc::crc32c_of_words;
 
 /// Bytes before the payload.
 pub const BARE_LEN: usize = 40;
@@ -73,7 +73,7 @@ impl BareHeaders {
     pub(crate) fn seal(&mut self, payload_crc: u32, to: &mut [u8; BARE_LEN]) {
         self.0[PAYLOAD_CRC_AT..].copy_from_slice(&payload_crc.to_be_bytes());
         to[..CRC_AT].copy_from_slice(&self.0);
-        to[CRC_AT..].copy_from_slice(&crc32c(&self.0).to_be_bytes());
+        to[CRC_AT..].copy_from_slice(&crc32c_of_words(&[], &self.0).to_be_bytes());
     }
 }
 
@@ -95,7 +95,7 @@ impl<'a> Bare<'a> {
             return Err(WireError::Version);
         }
         let bare = Self(bytes);
-        if crc32c(&bytes[..CRC_AT]) != bare.word(CRC_AT) {
+        if crc32c_of_words(&[], &bytes[..CRC_AT]) != bare.word(CRC_AT) {
             return Err(WireError::HeaderCrc);
         }
         // What pads a shorter one would be payload.

@@ -1,7 +1,7 @@
 //! The frame header, wire.md §2.
 
-use super::crc::{crc32c, crc32c_append};
 use super::error::WireError;
+use portolan_crc::{crc32c, crc32c_append, crc32c_of_words};
 
 /// 48 bytes at the start of every frame but a bare one ([`super::bare`]), under the header CRC together with all chunk headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -52,8 +52,8 @@ pub const MAGIC: u16 = 0x504c;
 /// The wire version this build writes.
 pub const VERSION: u8 = 1;
 
-/// A header area that is copied whole.
-const SHORT_AREA: usize = 128;
+/// Up to here a header area's checksum is computed word by word, which takes no call.
+const SHORT_AREA: usize = 256;
 
 /// Offset of the header CRC.
 pub(super) const CRC_AT: usize = 44;
@@ -65,6 +65,77 @@ pub(super) struct Parsed {
     pub header_len: usize,
 }
 
+/// A frame header as it is on the wire, by words of eight bytes. All are written at once, so nothing is read across what was just written in pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Words([u64; FRAME_HEADER_LEN / 8]);
+
+impl Words {
+    /// Of the frame header at the start of these bytes.
+    #[inline(always)]
+    pub(super) fn of(bytes: &[u8; FRAME_HEADER_LEN]) -> Self {
+        let mut words = [0; FRAME_HEADER_LEN / 8];
+        for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+            *word = u64::from_be_bytes(*bytes);
+        }
+        Self(words)
+    }
+
+    /// Magic, version, chunks, bytes of all headers, flags: what says of which kind a frame is.
+    #[inline(always)]
+    pub(super) const fn kind(chunk_count: u8, header_len: u16) -> u64 {
+        (MAGIC as u64) << 48
+            | (VERSION as u64) << 40
+            | (chunk_count as u64) << 32
+            | (header_len as u64) << 16
+    }
+
+    /// Whether the frame is of this kind, and no flag is set.
+    #[inline(always)]
+    pub(super) fn is(&self, kind: u64) -> bool {
+        self.0[0] == kind
+    }
+
+    /// The checksum that it has.
+    #[inline(always)]
+    pub(super) fn crc(&self) -> u32 {
+        self.0[5] as u32
+    }
+
+    /// The checksum that it must have, with these chunk headers.
+    #[inline(always)]
+    pub(super) fn crc_with(&self, chunks: &[u8]) -> u32 {
+        let [a, b, c, d, e, f] = self.0;
+        let words = [a, b, c, d, e, f & !u64::from(u32::MAX)];
+        if FRAME_HEADER_LEN + chunks.len() <= SHORT_AREA {
+            return crc32c_of_words(&words, chunks);
+        }
+        crc32c_append(crc32c(words.map(u64::to_be_bytes).as_flattened()), chunks)
+    }
+
+    /// What it says.
+    #[inline(always)]
+    pub(crate) fn header(&self) -> FrameHeader {
+        let [kind, ends, incarnations, epoch, credit, echo] = self.0;
+        let flags = kind as u16;
+        FrameHeader {
+            src_node: (ends >> 48) as u16,
+            dst_node: (ends >> 32) as u16,
+            src_queue: (ends >> 24) as u8,
+            dst_queue: (ends >> 16) as u8,
+            held: ends as u16,
+            src_incarnation: (incarnations >> 32) as u32,
+            dst_incarnation: incarnations as u32,
+            engine_epoch: (epoch >> 32) as u32,
+            sent_buffers: epoch as u32,
+            credit_limit: (credit >> 32) as u32,
+            sent_at: credit as u32,
+            echo: (echo >> 32) as u32,
+            crowded: flags & FLAG_CROWDED != 0,
+            return_credit: flags & FLAG_RETURN_CREDIT != 0,
+        }
+    }
+}
+
 impl FrameHeader {
     /// Reads the header of the frame whose first segment is `first`, and checks magic, version, length and CRC, in this order.
     #[inline(always)]
@@ -72,99 +143,68 @@ impl FrameHeader {
         let Some((bytes, _)) = first.split_first_chunk::<FRAME_HEADER_LEN>() else {
             return Err(WireError::Truncated);
         };
-        if u16_at(bytes, 0) != MAGIC {
+        let words = Words::of(bytes);
+        let [kind, ..] = words.0;
+        if (kind >> 48) as u16 != MAGIC {
             return Err(WireError::Magic);
         }
-        if bytes[2] != VERSION {
+        if (kind >> 40) as u8 != VERSION {
             return Err(WireError::Version);
         }
-        let header_len = usize::from(u16_at(bytes, 4));
+        let header_len = usize::from((kind >> 16) as u16);
         if header_len < FRAME_HEADER_LEN {
             return Err(WireError::HeaderLength);
         }
-        let area = first.get(..header_len).ok_or(WireError::HeaderLength)?;
-        if header_crc(area) != u32_at(bytes, CRC_AT) {
+        let chunks = first.get(FRAME_HEADER_LEN..header_len);
+        if words.crc_with(chunks.ok_or(WireError::HeaderLength)?) != words.crc() {
             return Err(WireError::HeaderCrc);
         }
-        let header = Self {
-            src_node: u16_at(bytes, 8),
-            dst_node: u16_at(bytes, 10),
-            src_queue: bytes[12],
-            dst_queue: bytes[13],
-            src_incarnation: u32_at(bytes, 16),
-            dst_incarnation: u32_at(bytes, 20),
-            engine_epoch: u32_at(bytes, 24),
-            sent_buffers: u32_at(bytes, 28),
-            credit_limit: u32_at(bytes, 32),
-            crowded: u16_at(bytes, 6) & FLAG_CROWDED != 0,
-            return_credit: u16_at(bytes, 6) & FLAG_RETURN_CREDIT != 0,
-            held: u16_at(bytes, 14),
-            sent_at: u32_at(bytes, 36),
-            echo: u32_at(bytes, 40),
-        };
         Ok(Parsed {
-            header,
-            chunk_count: bytes[3],
+            header: words.header(),
+            chunk_count: (kind >> 32) as u8,
             header_len,
         })
     }
 
-    /// Writes the header over the first bytes of `area` (frame header and all chunk headers), the CRC included.
-    pub(super) fn emit(&self, area: &mut [u8], chunk_count: u8) {
-        let area_len = area.len() as u16;
-        let Some(bytes) = area.first_chunk_mut::<FRAME_HEADER_LEN>() else {
-            return;
-        };
-        bytes[0..2].copy_from_slice(&MAGIC.to_be_bytes());
-        bytes[2] = VERSION;
-        bytes[3] = chunk_count;
-        bytes[4..6].copy_from_slice(&area_len.to_be_bytes());
+    /// The header in front of so many chunks, `header_len` bytes of headers in all, without a checksum.
+    #[inline(always)]
+    fn words(&self, chunk_count: u8, header_len: u16) -> Words {
         let flags = if self.crowded { FLAG_CROWDED } else { 0 }
             | if self.return_credit {
                 FLAG_RETURN_CREDIT
             } else {
                 0
             };
-        bytes[6..8].copy_from_slice(&flags.to_be_bytes());
-        bytes[8..10].copy_from_slice(&self.src_node.to_be_bytes());
-        bytes[10..12].copy_from_slice(&self.dst_node.to_be_bytes());
-        bytes[12] = self.src_queue;
-        bytes[13] = self.dst_queue;
-        bytes[14..16].copy_from_slice(&self.held.to_be_bytes());
-        bytes[16..20].copy_from_slice(&self.src_incarnation.to_be_bytes());
-        bytes[20..24].copy_from_slice(&self.dst_incarnation.to_be_bytes());
-        bytes[24..28].copy_from_slice(&self.engine_epoch.to_be_bytes());
-        bytes[28..32].copy_from_slice(&self.sent_buffers.to_be_bytes());
-        bytes[32..36].copy_from_slice(&self.credit_limit.to_be_bytes());
-        bytes[36..40].copy_from_slice(&self.sent_at.to_be_bytes());
-        bytes[40..44].copy_from_slice(&self.echo.to_be_bytes());
-        bytes[CRC_AT..].fill(0);
-        let crc = crc32c(area);
-        area[CRC_AT..FRAME_HEADER_LEN].copy_from_slice(&crc.to_be_bytes());
+        let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+        let nodes = u32::from(self.src_node) << 16 | u32::from(self.dst_node);
+        let queues = u32::from(self.src_queue) << 24 | u32::from(self.dst_queue) << 16;
+        Words([
+            Words::kind(chunk_count, header_len) | u64::from(flags),
+            pair(nodes, queues | u32::from(self.held)),
+            pair(self.src_incarnation, self.dst_incarnation),
+            pair(self.engine_epoch, self.sent_buffers),
+            pair(self.credit_limit, self.sent_at),
+            pair(self.echo, 0),
+        ])
+    }
+
+    /// Writes the header over the first bytes of `area` (frame header and all chunk headers), the CRC included.
+    #[inline]
+    pub(super) fn emit(&self, area: &mut [u8], chunk_count: u8) {
+        let header_len = area.len() as u16;
+        let Some((bytes, chunks)) = area.split_first_chunk_mut::<FRAME_HEADER_LEN>() else {
+            return;
+        };
+        let mut words = self.words(chunk_count, header_len);
+        words.0[5] |= u64::from(words.crc_with(chunks));
+        for (bytes, word) in bytes.as_chunks_mut().0.iter_mut().zip(words.0) {
+            *bytes = word.to_be_bytes();
+        }
     }
 }
 
 /// CRC32C over the header area with the CRC field taken as zero; 0 if `area` does not hold a frame header.
 pub(super) fn header_crc(area: &[u8]) -> u32 {
-    let Some((header, chunks)) = area.split_first_chunk::<FRAME_HEADER_LEN>() else {
-        return 0;
-    };
-    // A copy is cheaper than a second call, and a third for the four zeros: of all there is, if that is a chunk or two.
-    let mut copy = [0; SHORT_AREA];
-    if let Some(copy) = copy.get_mut(..area.len()) {
-        copy.copy_from_slice(area);
-        copy[CRC_AT..FRAME_HEADER_LEN].fill(0);
-        return crc32c(copy);
-    }
-    let mut header = *header;
-    header[CRC_AT..].fill(0);
-    crc32c_append(crc32c(&header), chunks)
-}
-
-fn u16_at(bytes: &[u8; FRAME_HEADER_LEN], at: usize) -> u16 {
-    u16::from_be_bytes([bytes[at], bytes[at + 1]])
-}
-
-fn u32_at(bytes: &[u8; FRAME_HEADER_LEN], at: usize) -> u32 {
-    u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+    let split = area.split_first_chunk::<FRAME_HEADER_LEN>();
+    split.map_or(0, |(header, chunks)| Words::of(header).crc_with(chunks))
 }

@@ -6,7 +6,6 @@
 pub mod bare;
 pub mod chunk;
 mod codec;
-pub mod crc;
 pub mod error;
 mod fields;
 pub mod frame;
@@ -18,13 +17,13 @@ mod writer;
 
 pub(crate) use bare::BareHeaders;
 pub use chunk::{Chunk, Payload, Rows, StreamRef};
-pub use crc::{crc32c, crc32c_combine};
 pub use error::WireError;
 pub use frame::FrameHeader;
 pub(crate) use lone::LoneMessage;
 pub(crate) use parse::Short;
 pub use parse::{Chunks, Frame, Parts, PayloadView, parse};
 pub(crate) use plain::{DATA_LEN, Form, eager_header_len};
+pub use portolan_crc::{crc32c, crc32c_combine};
 pub use seal::{header_area_len, reseal};
 pub use writer::{FrameWriter, Full, HEADER_AREA_MAX, MAX_CHUNKS, PayloadWriter};
 

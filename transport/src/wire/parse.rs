@@ -14,13 +14,13 @@
 use super::bare::{BARE_LEN, Bare};
 use super::chunk::{Chunk, Payload, StreamRef};
 use super::codec::{Decoded, decode};
-use super::crc::crc32c_append;
 use super::error::WireError;
 use super::frame::{FRAME_HEADER_LEN, FrameHeader, Parsed};
 use super::plain::{
     Before, PlainData, RUNS_MAX, Run, next_eager, plain_ack, plain_data, plain_run, run_of,
 };
 use crate::policy::AckMode;
+use portolan_crc::crc32c_append;
 
 /// Up to this length a frame may have bytes after its payloads: Ethernet pads to 60 bytes, and VLAN tags come and go.
 pub(super) const PADDED_MAX: usize = 64;

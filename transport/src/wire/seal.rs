@@ -1,8 +1,8 @@
 //! Putting a frame's checksum right again, for those who forge frames: tests, simulator and fuzzers.
 
 use super::bare::{self, BARE_LEN, BARE_MAGIC};
-use super::crc::crc32c;
 use super::frame::{self, FRAME_HEADER_LEN, header_crc};
+use portolan_crc::crc32c;
 
 /// Bytes of headers that a frame says it has; `None` if it is too short to say.
 pub fn header_area_len(frame: &[u8]) -> Option<usize> {

@@ -7,13 +7,13 @@
 
 use super::chunk::{Chunk, Payload, Rows, StreamRef};
 use super::codec::{LONGEST, PAYLOAD_CRC_AT, PREFIX_LEN, encode, header_len};
-use super::crc::crc32c_combine;
 use super::frame::{FRAME_HEADER_LEN, FrameHeader};
 use super::plain::{
     Before, Form, RUN_MAX, lengthen_run, write_data, write_next, write_next_tag, write_plain_eager,
     write_run,
 };
 use crate::policy::AckMode;
+use portolan_crc::crc32c_combine;
 
 /// Most chunks in one frame this build writes; it reads up to 255.
 pub const MAX_CHUNKS: usize = 32;

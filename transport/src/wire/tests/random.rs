@@ -6,7 +6,6 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::super::chunk::{Hello, MAX_RANGES, Range};
-use super::super::crc::crc32c_append;
 use super::*;
 
 /// Any chunk the writer can be asked for, well formed, with its payload.
@@ -271,28 +270,5 @@ proptest! {
             }
         }
         let _ = read(&[a, b]);
-    }
-
-    #[test]
-    fn crc_combines(a in prop::collection::vec(any::<u8>(), 0..3000), b in prop::collection::vec(any::<u8>(), 0..3000)) {
-        let whole = crc32c(&[a.clone(), b.clone()].concat());
-        prop_assert_eq!(crc32c_combine(crc32c(&a), crc32c(&b), b.len() as u32), whole);
-    }
-
-    // Every length there is in a frame, begun and gone on from, both of the ways that `crc32c_append` goes. Expect: what another
-    // crate says.
-    #[test]
-    fn crc_goes_on(bytes in prop::collection::vec(any::<u8>(), 0..9100), cut: prop::sample::Index) {
-        let whole = ::crc32c::crc32c(&bytes);
-        prop_assert_eq!(crc32c(&bytes), whole);
-        let (a, b) = bytes.split_at(cut.index(bytes.len() + 1));
-        prop_assert_eq!(crc32c_append(crc32c(a), b), whole);
-        prop_assert_eq!(crc32c_append(0, &bytes), whole);
-    }
-
-    // Against the crate's own slow combine, for lengths no test would allocate.
-    #[test]
-    fn crc_combines_any_length(a: u32, b: u32, len: u32) {
-        prop_assert_eq!(crc32c_combine(a, b, len), ::crc32c::crc32c_combine(a, b, len as usize));
     }
 }
