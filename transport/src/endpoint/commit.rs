@@ -15,6 +15,8 @@
 //!
 //! Invariants: {base, bits} moves nowhere else; an error of the host commits nothing and closes the stream.
 
+use alloc::collections::VecDeque;
+
 use super::receive_stream::{Incoming, Kind, ReceiveStream};
 use super::timers::Owner;
 use super::{Counters, Endpoint};
@@ -54,6 +56,63 @@ fn hand_over<H: Host>(
     Ok(())
 }
 
+/// Whether the next message of this stream can be committed as it comes: nothing is kept, nobody else waits for its port's buffers, and the port need not be asked.
+#[inline(always)]
+pub(super) fn takes_straight<H: Host>(
+    stream: &ReceiveStream,
+    waiting: &[VecDeque<u32>],
+    host: &H,
+) -> bool {
+    let port = stream.key.local;
+    let others_wait = (waiting.get(usize::from(port.0))).is_some_and(|w| !w.is_empty());
+    stream.is_straight() && !others_wait && !host.wants_offers(port)
+}
+
+/// What became of a short message that its stream waits for.
+pub(super) enum Taken {
+    /// Nothing: the general way finds out why.
+    No,
+    /// It is committed.
+    Yes,
+    /// Its port's memory is not as it must be. It is accepted and will not be committed.
+    Fault(Incoming),
+}
+
+/// Places and commits `short`, the next message of a stream that is straight.
+#[inline(always)]
+pub(super) fn take<H: Host>(
+    stream: &mut ReceiveStream,
+    short: &Short<'_>,
+    counters: &mut Counters,
+    host: &mut H,
+) -> Taken {
+    let (key, number, len) = (stream.key, short.number, short.bytes.len() as u32);
+    let Ok(buffer) = host.claim(key.local, key.priority, len) else {
+        return Taken::No;
+    };
+    let placed = match short.crc {
+        Some(crc) => host.write_payload(buffer, 0, short.bytes) == Ok(crc),
+        None => host.place_payload(buffer, 0, short.bytes).is_ok(),
+    };
+    if !placed {
+        host.release(buffer);
+        return Taken::No;
+    }
+    let incoming = Incoming {
+        len,
+        total: len,
+        tag: short.tag,
+        ack: short.ack,
+        ..Incoming::bare(Kind::Whole(buffer))
+    };
+    let to = (number, number.wrapping_add(1), 0);
+    if hand_over(stream, buffer, to, &incoming, counters, host).is_err() {
+        return Taken::Fault(incoming);
+    }
+    stream.step();
+    Taken::Yes
+}
+
 impl Endpoint {
     /// The straight way: commits `short`, the next of `chunks`, and those after it, as long as each is the message that the stream named
     /// last waits for. Returns how many chunks it took.
@@ -75,10 +134,7 @@ impl Endpoint {
         let Some(stream) = self.receive.get_mut(slot) else {
             return 0;
         };
-        let key = stream.key;
-        let others_wait =
-            (self.waiting.get(usize::from(key.local.0))).is_some_and(|w| !w.is_empty());
-        if !stream.is_straight() || others_wait || host.wants_offers(key.local) {
+        if !takes_straight(stream, &self.waiting, host) {
             return 0;
         }
         let mut committed = 0;
@@ -88,35 +144,16 @@ impl Endpoint {
             if !next || len > usize::from(self.config.max_frame) {
                 break;
             }
-            let len = len as u32;
-            let Ok(buffer) = host.claim(key.local, key.priority, len) else {
-                break;
-            };
-            let placed = match short.crc {
-                Some(crc) => host.write_payload(buffer, 0, short.bytes) == Ok(crc),
-                None => host.place_payload(buffer, 0, short.bytes).is_ok(),
-            };
-            if !placed {
-                host.release(buffer);
-                break;
+            match take(stream, &short, &mut self.counters, host) {
+                Taken::No => break,
+                Taken::Yes => chunks.pass(&short),
+                Taken::Fault(incoming) => {
+                    chunks.pass(&short);
+                    self.acknowledge_all(now, slot, committed, ack);
+                    self.end_faulty(now, slot, number, incoming, host);
+                    return committed + 1;
+                }
             }
-            chunks.pass(&short);
-            let incoming = Incoming {
-                len,
-                total: len,
-                tag: short.tag,
-                ack,
-                ..Incoming::bare(Kind::Whole(buffer))
-            };
-            let to = (number, number.wrapping_add(1), 0);
-            if hand_over(stream, buffer, to, &incoming, &mut self.counters, host).is_err() {
-                self.acknowledge_all(now, slot, committed, ack);
-                // Its port goes: it ends as all do that were accepted and are not committed.
-                self.push(now, slot, number, incoming);
-                self.close_receive_stream(slot, host);
-                return committed + 1;
-            }
-            stream.step();
             committed += 1;
             match chunks.short() {
                 Some(next) => short = next,
@@ -127,8 +164,23 @@ impl Endpoint {
         committed
     }
 
+    /// A message's port goes: the message ends as all do that were accepted and are not committed.
+    #[cold]
+    pub(super) fn end_faulty<H: Host>(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        number: u32,
+        incoming: Incoming,
+        host: &mut H,
+    ) {
+        self.push(now, slot, number, incoming);
+        self.close_receive_stream(slot, host);
+    }
+
     /// So many were committed on the straight way.
-    fn acknowledge_all(&mut self, now: Nanos, slot: u32, committed: u32, ack: AckMode) {
+    #[inline]
+    pub(super) fn acknowledge_all(&mut self, now: Nanos, slot: u32, committed: u32, ack: AckMode) {
         if committed > 0 {
             self.age += u64::from(committed);
             self.acknowledge(now, slot, committed, ack);

@@ -118,10 +118,10 @@ impl Credit {
         self.known && horizon >= self.charged_at
     }
 
-    /// Whether a peer whose header this is may fill so many buffers of ours as it was told already, and nothing of its share is asked back.
+    /// Whether a peer that sent so much may fill so many buffers of ours more as it was told already, and nothing of its share is asked back.
     #[inline]
-    pub(super) fn is_far_from_its_end(&self, header: &FrameHeader, buffers: u32) -> bool {
-        let left = self.allowed.wrapping_sub(header.sent_buffers) as i32;
+    pub(super) fn is_far_from_its_end(&self, sent: u32, buffers: u32) -> bool {
+        let left = self.allowed.wrapping_sub(sent) as i32;
         left >= 0
             && left as u32 >= buffers
             && !self.due

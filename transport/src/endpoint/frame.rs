@@ -3,7 +3,7 @@
 //! Problem: a frame may come from anybody and say anything, and most that come say the same few things. transport.md §1.1, §11.1, §15
 //!
 //! Idea: who claims to have sent it and for whom is looked at first; then its chunks are acted on in order, the header being judged before the first that speaks
-//! of a stream, and then learned from. Short messages go the straight way ([`Endpoint::commit_short`]), plain DATA nearly so (alone in its frame, or in a bare one, without a walk), and an ACK in front of short messages waits for them, with
+//! of a stream, and then learned from. Short messages go the straight way ([`Endpoint::commit_short`]), a lone one behind an ACK a straighter one (`lone_arrival`), plain DATA nearly so (in a bare frame without a walk), and an ACK in front of short messages waits for them, with
 //! most of what the header says (`late`); anything else goes to the sending or the receiving end by kind.
 //!
 //! Rejected: to judge the header of every frame alike: HELLO and RESET come from those whose incarnation is not known yet.
@@ -30,7 +30,10 @@ impl Endpoint {
         self.grants.tick(now);
         self.counters.frames_received += 1;
         self.counters.bytes_received += segments.iter().map(|s| s.len() as u64).sum::<u64>();
-        let result = self.receive_frame(now, segments, host);
+        let result = match self.lone_arrival(now, segments, host) {
+            true => Ok(()),
+            false => self.receive_frame(now, segments, host),
+        };
         let c = &mut self.counters;
         match result {
             Ok(()) => {}
@@ -70,13 +73,6 @@ impl Endpoint {
             self.on_data(now, peer, stream, number, offset, &view, host);
             return Ok(());
         }
-        if let Some((data, view)) = frame.lone_data() {
-            self.counters.chunks_received += 1;
-            let peer = self.admit(now, from, header, host)?;
-            let (stream, number, offset) = (&data.stream, data.number, data.offset);
-            self.on_data(now, peer, stream, number, offset, &view, host);
-            return Ok(());
-        }
         self.counters.chunks_unknown += u64::from(frame.unknown_chunks());
         let (mut admitted, mut refused, mut known_chunks) = (None, None, 0);
         let mut chunks = frame.chunks();
@@ -91,7 +87,9 @@ impl Endpoint {
                     self.hear_recognized(now, peer, header, host);
                     None
                 }
-                false => self.hear_or_note(now, peer, header, host),
+                false => frame
+                    .words()
+                    .filter(|_| self.note_only(now, peer, header, host)),
             };
             admitted = Some(peer);
             (known_chunks, self.counters.chunks_received) = (1, self.counters.chunks_received + 1);

@@ -23,7 +23,7 @@ use super::Endpoint;
 use crate::host::Host;
 use crate::ident::Nanos;
 use crate::wire::chunk::Received;
-use crate::wire::{Chunk, FrameHeader, StreamRef};
+use crate::wire::{Chunk, FrameHeader, StreamRef, Words};
 
 /// An acknowledgement that waits.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ pub(super) struct Late {
     /// When it came.
     pub came_at: Nanos,
     /// The frame's header, if most of what it says waits too.
-    pub header: Option<FrameHeader>,
+    pub header: Option<Words>,
 }
 
 impl Endpoint {
@@ -49,25 +49,27 @@ impl Endpoint {
         }
     }
 
-    /// Learns from the header of a frame that begins with an ACK, or, where nothing hangs on that, what the next frame to its writer repeats of it;
-    /// the rest is in what is returned then.
+    /// Of a frame that begins with an ACK, whether all that its header says may wait but what the next frame to its writer repeats of it, which is noted. Else
+    /// it is learned.
     #[inline]
-    pub(super) fn hear_or_note<H: Host>(
+    pub(super) fn note_only<H: Host>(
         &mut self,
         now: Nanos,
         peer: u32,
         header: &FrameHeader,
         host: &mut H,
-    ) -> Option<FrameHeader> {
+    ) -> bool {
         let policy = &self.config.policy;
         match self.peers.get_mut(peer) {
-            Some(entry) if entry.is_at_ease(header, policy) => {
+            Some(entry)
+                if !header.return_credit && entry.is_at_ease(header.sent_buffers, policy) =>
+            {
                 entry.stamps.note(now, header.sent_at);
-                Some(*header)
+                true
             }
             _ => {
                 self.hear_recognized(now, peer, header, host);
-                None
+                false
             }
         }
     }
@@ -75,10 +77,10 @@ impl Endpoint {
     #[inline(never)]
     fn act_on_late<H: Host>(&mut self, now: Nanos, late: Late, host: &mut H) {
         // Whoever it was may have been forgotten since.
-        if let Some(header) = &late.header
-            && (self.peers.get(late.peer)).is_some_and(|entry| entry.wrote(header))
+        if let Some(header) = late.header.map(|words| words.header())
+            && (self.peers.get(late.peer)).is_some_and(|entry| entry.wrote(&header))
         {
-            self.hear_recognized(late.came_at, late.peer, header, host);
+            self.hear_recognized(late.came_at, late.peer, &header, host);
         }
         let ack = Chunk::Ack {
             stream: late.stream,

@@ -33,6 +33,7 @@ mod heap;
 mod hello;
 mod late;
 mod lone;
+mod lone_arrival;
 mod long_message;
 mod loss;
 mod opening;
@@ -305,6 +306,8 @@ struct Shortcuts {
     more: u64,
     /// Frames with one message of the shortest way; those with an acknowledgement in front of it.
     lone: [u64; 2],
+    /// Frames with a message behind an acknowledgement, read at fixed places.
+    arrivals: u64,
 }
 
 impl Endpoint {

@@ -19,7 +19,7 @@ use super::{Misfit, PeerState};
 use crate::ident::{Nanos, Peer, serial_lt};
 use crate::policy::Policy;
 use crate::wire::chunk::PolicyWire;
-use crate::wire::{Chunk, FrameHeader, Rows, StreamRef};
+use crate::wire::{Chunk, Ends, FrameHeader, Rows, StreamRef};
 
 /// Answers about streams we have no record of, waiting per peer.
 const REPLIES_MAX: usize = 64;
@@ -278,22 +278,33 @@ impl PeerEntry {
             && self.engine_epoch == Some(header.engine_epoch)
     }
 
-    /// Whether it makes no difference if what this header of its frame says is learned a moment later: nothing waits for it, and both sides may send half of what they
-    /// ever may, and a longest frame, without it.
+    /// Whether it makes no difference if what the header of its frame says, but that it wants nothing back, is learned a moment later: nothing waits for it, and both sides may
+    /// send half of what they ever may, and a longest frame, without it. `sent`: what the header says of that.
     #[inline]
-    pub(super) fn is_at_ease(&self, header: &FrameHeader, policy: &Policy) -> bool {
+    pub(super) fn is_at_ease(&self, sent: u32, policy: &Policy) -> bool {
         let longest = usize::from(self.max_frame).div_ceil(BUFFER_BYTES) as u32;
         let enough = (policy.eager_buffers / 2).max(longest);
         self.is_up()
             && self.active.iter().all(|queue| queue.is_empty())
-            && !header.return_credit
-            && self.credit.is_far_from_its_end(header, enough)
+            && self.credit.is_far_from_its_end(sent, enough)
             && self.may_fill(policy) >= enough
     }
 
     /// Whether a message that the credit does not cover goes as a request: it will not be covered by waiting.
     pub(super) fn asks_first(&self) -> bool {
         self.credit.is_at_its_end(self.stamps.known_to())
+    }
+
+    /// What the header of a frame says of who sends it to whom, if it is from this peer, as it is known now, to this engine. `None`: it is not known yet.
+    #[inline(always)]
+    pub(super) fn ends(&self, node: u16, queue: u8, incarnation: u64) -> Option<Ends> {
+        let known = self.incarnation != 0;
+        Some(Ends {
+            src: (self.id.node.0, self.id.queue),
+            dst: (node, queue),
+            incarnations: (truncate(self.incarnation), truncate(incarnation)),
+            engine_epoch: self.engine_epoch.filter(|_| known)?,
+        })
     }
 
     /// Queues an answer; beyond the bound it is lost like a frame would be.

@@ -69,6 +69,19 @@ pub(super) struct Parsed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Words([u64; FRAME_HEADER_LEN / 8]);
 
+/// Who sends a frame to whom, as its header says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ends {
+    /// Node and queue of the engine that sends.
+    pub src: (u16, u8),
+    /// Of the one that receives.
+    pub dst: (u16, u8),
+    /// Truncated, of the sender and of the receiver.
+    pub incarnations: (u32, u32),
+    /// Of the sender.
+    pub engine_epoch: u32,
+}
+
 impl Words {
     /// Of the frame header at the start of these bytes.
     #[inline(always)]
@@ -93,6 +106,30 @@ impl Words {
     #[inline(always)]
     pub(super) fn is(&self, kind: u64) -> bool {
         self.0[0] == kind
+    }
+
+    /// Whether these are its ends.
+    #[inline(always)]
+    pub(crate) fn is_between(&self, ends: &Ends) -> bool {
+        let queues = u64::from(ends.src.1) << 24 | u64::from(ends.dst.1) << 16;
+        let nodes = u64::from(ends.src.0) << 48 | u64::from(ends.dst.0) << 32;
+        let incarnations = u64::from(ends.incarnations.0) << 32 | u64::from(ends.incarnations.1);
+        let held = u64::from(u16::MAX);
+        self.0[1] & !held == nodes | queues
+            && self.0[2] == incarnations
+            && (self.0[3] >> 32) as u32 == ends.engine_epoch
+    }
+
+    /// What its sender had sent.
+    #[inline(always)]
+    pub(crate) fn sent_buffers(&self) -> u32 {
+        self.0[3] as u32
+    }
+
+    /// When it was written.
+    #[inline(always)]
+    pub(crate) fn sent_at(&self) -> u32 {
+        self.0[4] as u32
     }
 
     /// The checksum that it has.

@@ -2,8 +2,11 @@
 
 use super::chunk::{Payload, StreamRef};
 use super::codec::PAYLOAD_CRC_AT;
-use super::frame::{FRAME_HEADER_LEN, FrameHeader};
-use super::plain::{PLAIN_ACK_LEN, PLAIN_EAGER_LEN, write_plain_ack, write_plain_eager};
+use super::frame::{FRAME_HEADER_LEN, FrameHeader, Words};
+use super::parse::Short;
+use super::plain::{
+    PLAIN_ACK_LEN, PLAIN_EAGER_LEN, plain_ack, plain_eager, write_plain_ack, write_plain_eager,
+};
 use crate::policy::AckMode;
 
 /// Such a frame, while it is being written.
@@ -91,5 +94,48 @@ impl<'a> LoneMessage<'a> {
         if let Some(area) = self.frame.get_mut(..headers) {
             header.emit(area, chunks);
         }
+    }
+}
+
+/// Bytes of all headers of a message behind an acknowledgement.
+const ANSWER_LEN: usize = FRAME_HEADER_LEN + PLAIN_ACK_LEN + PLAIN_EAGER_LEN;
+
+/// A frame of a plain ACK and one EAGER with bytes, as it came: its headers match their checksum.
+pub(crate) struct LoneAnswer<'a> {
+    /// The frame's header.
+    pub header: Words,
+    /// The stream that the ACK names, and the next number it wants.
+    pub ack: (StreamRef, u32),
+    /// The message.
+    pub message: Short<'a>,
+}
+
+impl<'a> LoneAnswer<'a> {
+    /// `None`: anything else, which the general way judges.
+    #[inline(always)]
+    pub(crate) fn read(segments: &[&'a [u8]]) -> Option<Self> {
+        let [frame] = *segments else {
+            return None;
+        };
+        let (header, rest) = frame.split_first_chunk::<FRAME_HEADER_LEN>()?;
+        let header = Words::of(header);
+        if !header.is(const { Words::kind(2, ANSWER_LEN as u16) }) {
+            return None;
+        }
+        let (chunks, bytes) = rest.split_at_checked(PLAIN_ACK_LEN + PLAIN_EAGER_LEN)?;
+        if header.crc_with(chunks) != header.crc() {
+            return None;
+        }
+        let (stream, base, chunks) = plain_ack(chunks)?;
+        let (eager, rest) = plain_eager(chunks)?;
+        // It is too long to be padded.
+        if bytes.is_empty() || bytes.len() != usize::from(eager.payload.len) {
+            return None;
+        }
+        Some(Self {
+            header,
+            ack: (stream, base),
+            message: Short::of(&eager, bytes, rest),
+        })
     }
 }

@@ -15,9 +15,10 @@ use super::bare::{BARE_LEN, Bare};
 use super::chunk::{Chunk, Payload, StreamRef};
 use super::codec::{Decoded, decode};
 use super::error::WireError;
-use super::frame::{FRAME_HEADER_LEN, FrameHeader, Parsed};
+use super::frame::{FRAME_HEADER_LEN, FrameHeader, Parsed, Words};
 use super::plain::{
-    Before, PlainData, RUNS_MAX, Run, next_eager, plain_ack, plain_data, plain_run, run_of,
+    Before, PlainData, PlainEager, RUNS_MAX, Run, next_eager, plain_ack, plain_data, plain_run,
+    run_of,
 };
 use crate::policy::AckMode;
 use portolan_crc::crc32c_append;
@@ -133,6 +134,13 @@ impl<'a> Frame<'a> {
         &self.header
     }
 
+    /// The frame header as it came, of a frame that is not bare.
+    #[inline]
+    pub(crate) fn words(&self) -> Option<Words> {
+        let first = self.segments.first()?.first_chunk()?;
+        Some(Words::of(first))
+    }
+
     /// The chunks of known kinds, in order, each with its payload (empty for kinds without one).
     #[inline]
     pub fn chunks(&self) -> Chunks<'a> {
@@ -150,22 +158,6 @@ impl<'a> Frame<'a> {
                 at: self.header_len,
             },
         }
-    }
-
-    /// Plain DATA and its bytes, if the frame has nothing else: as [`Chunks::data`], without a walk.
-    #[inline(always)]
-    pub(crate) fn lone_data(&self) -> Option<(PlainData, PayloadView<'a>)> {
-        let first = self.segments.first()?;
-        let area = first.get(FRAME_HEADER_LEN..self.header_len)?;
-        let (data, []) = plain_data(area)? else {
-            return None;
-        };
-        let from = Position {
-            segments: self.segments,
-            at: self.header_len,
-        };
-        let payload = data.payload;
-        Some((data, PayloadView { from, payload }))
     }
 
     /// Whether it is a bare frame, wire.md §2.1.
@@ -401,21 +393,7 @@ impl<'a> Chunks<'a> {
         let bytes = segments
             .first()?
             .get(at..at + usize::from(eager.payload.len))?;
-        let Before {
-            stream,
-            number,
-            tag,
-            ack,
-        } = eager.before;
-        (!bytes.is_empty()).then_some(Short {
-            stream,
-            number,
-            tag,
-            ack,
-            crc: Some(eager.payload.crc),
-            bytes,
-            rest,
-        })
+        (!bytes.is_empty()).then(|| Short::of(&eager, bytes, rest))
     }
 
     /// The next message of a RUN, unless that is damaged.
@@ -468,6 +446,28 @@ pub(crate) struct Short<'a> {
     pub crc: Option<u32>,
     pub bytes: &'a [u8],
     rest: &'a [u8],
+}
+
+impl<'a> Short<'a> {
+    /// Of an EAGER, its payload, and the headers behind its own.
+    #[inline(always)]
+    pub(super) fn of(eager: &PlainEager, bytes: &'a [u8], rest: &'a [u8]) -> Self {
+        let Before {
+            stream,
+            number,
+            tag,
+            ack,
+        } = eager.before;
+        Self {
+            stream,
+            number,
+            tag,
+            ack,
+            crc: Some(eager.payload.crc),
+            bytes,
+            rest,
+        }
+    }
 }
 
 /// The bytes that belong to one chunk; nobody has checked them yet.

@@ -5,7 +5,6 @@ use std::{format, string::String, vec};
 
 use super::chunk::{Hello, MAX_RANGES, PolicyWire, Range, Received};
 use super::frame::FRAME_HEADER_LEN;
-use super::plain::PlainData;
 use super::*;
 use crate::policy::AckMode;
 
@@ -314,10 +313,7 @@ fn read<'a>(segments: &'a [&'a [u8]]) -> Result<Vec<(Chunk<'a>, Vec<u8>)>, Optio
     let frame = parse(segments).map_err(Some)?;
     let mut chunks = Vec::new();
     short_is_next(frame.chunks());
-    let mut rest = frame.chunks();
-    let alone = rest.data().filter(|_| rest.is_over());
-    let told = |(data, view): (PlainData, PayloadView<'_>)| (data.chunk(), format!("{view:?}"));
-    assert_eq!(frame.lone_data().map(told), alone.map(told));
+    answer_is_alone(&frame, segments);
     for (chunk, view) in frame.chunks() {
         let bytes: Vec<u8> = view.parts().flatten().copied().collect();
         assert_eq!(bytes.len(), view.len());
@@ -328,6 +324,38 @@ fn read<'a>(segments: &'a [&'a [u8]]) -> Result<Vec<(Chunk<'a>, Vec<u8>)>, Optio
         chunks.push((chunk, bytes));
     }
     Ok(chunks)
+}
+
+/// A frame said to be a message behind an acknowledgement is what the general way finds, and each that the general way finds is said to be one.
+fn answer_is_alone(frame: &Frame<'_>, segments: &[&[u8]]) {
+    let mut chunks = frame.chunks();
+    let found = chunks.ack().and_then(|ack| {
+        let short = chunks.short()?;
+        chunks.pass(&short);
+        chunks.is_over().then_some((ack, short))
+    });
+    let header = frame.header();
+    let plain = segments.len() == 1 && !header.crowded && !header.return_credit;
+    let told = |(ack, short): ((StreamRef, u32), Short<'_>)| {
+        let Short {
+            stream,
+            number,
+            tag,
+            ..
+        } = short;
+        format!(
+            "{:?}",
+            (ack, stream, number, tag, short.ack, short.crc, short.bytes)
+        )
+    };
+    let alone = LoneAnswer::read(segments);
+    assert!(
+        alone
+            .as_ref()
+            .is_none_or(|alone| alone.header.header() == *header)
+    );
+    let read = alone.map(|alone| told((alone.ack, alone.message)));
+    assert_eq!(read, found.filter(|_| plain).map(told));
 }
 
 /// A chunk said to be a short message, or plain DATA, is what the general way finds, and so is all that follows.

@@ -363,8 +363,8 @@ impl Twins {
         }
     }
 
-    /// Frames of trains, but for the first of each, messages of bursts, sends in one go with others, and lone messages without and with an acknowledgement.
-    fn shortcuts(&self) -> [u64; 5] {
+    /// Frames of trains, but for the first of each, messages of bursts, sends in one go with others, lone messages without and with an acknowledgement, and arrivals of the latter.
+    fn shortcuts(&self) -> [u64; 6] {
         let [with, without] = self.pairs.each_ref().map(|pair| {
             let taken = pair.sides.each_ref().map(|side| &side.endpoint.shortcuts);
             let sum = |of: fn(&Shortcuts) -> u64| taken.iter().map(|side| of(side)).sum();
@@ -374,9 +374,10 @@ impl Twins {
                 sum(|side| side.more),
                 sum(|side| side.lone[0]),
                 sum(|side| side.lone[1]),
+                sum(|side| side.arrivals),
             ]
         });
-        assert_eq!(without, [0; 5]);
+        assert_eq!(without, [0; 6]);
         with
     }
 
@@ -484,7 +485,7 @@ fn nobody_can_tell_a_frame_of_a_train_from_another() {
 #[test]
 fn nobody_can_tell_a_lone_message_from_another() {
     for profile in Profile::ALL {
-        let mut alone = [0, 0];
+        let mut alone = [0, 0, 0];
         for seed in 1..tries(16) {
             let frame = [1_472, 3_470, 8_972][seed as usize % 3];
             let policy = match profile {
@@ -501,8 +502,8 @@ fn nobody_can_tell_a_lone_message_from_another() {
                     twins.check_in_full();
                 }
             }
-            let [.., lone, answers] = twins.shortcuts();
-            alone = [alone[0] + lone, alone[1] + answers];
+            let [.., lone, answers, arrivals] = twins.shortcuts();
+            alone = [alone[0] + lone, alone[1] + answers, alone[2] + arrivals];
         }
         let many = alone.iter().all(|&some| some > 50);
         let expected = profile.policy().coalesce;
