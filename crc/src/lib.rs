@@ -14,6 +14,21 @@
 
 use crc_fast::{CrcAlgorithm, Digest};
 
+/// Whether this processor has the instruction that the build is for, if it is for one.
+pub fn is_supported() -> bool {
+    #[cfg(all(target_arch = "x86_64", target_feature = "sse4.2"))]
+    {
+        /// SSE 4.2 in ECX of leaf 1 (Intel SDM, CPUID).
+        const SSE4_2: u32 = 1 << 20;
+        // SAFETY: every processor of the architecture has CPUID and this leaf.
+        #[allow(unused_unsafe)]
+        let features = unsafe { core::arch::x86_64::__cpuid(1) };
+        features.ecx & SSE4_2 != 0
+    }
+    #[cfg(not(all(target_arch = "x86_64", target_feature = "sse4.2")))]
+    true
+}
+
 /// Going on over this many bytes is `crc-fast`'s, 16 ns included.
 const LONG: usize = 512;
 
@@ -180,6 +195,12 @@ mod tests {
             prop_assert_eq!(crc32c_of_words(&words, &bytes), crc32c(&all));
             prop_assert_eq!(crc32c_of_words(&[], &bytes), crc32c(&bytes));
         }
+    }
+
+    // Here. Expect: what the build is for, for else no test would have come so far.
+    #[test]
+    fn this_processor_is_supported() {
+        assert!(is_supported());
     }
 
     // RFC 3720, B.4.

@@ -88,6 +88,12 @@ fn name_process(name: &std::ffi::CStr) {
 
 fn main() -> ExitCode {
     let leisure = portoland::supervisor::Leisure::begun();
+    if !portolan_crc::is_supported() {
+        eprintln!(
+            "portoland: this processor has no SSE 4.2, which this build needs (every x86-64 has had it since 2011): build Portolan without `+sse4.2` in .cargo/rustc"
+        );
+        return ExitCode::FAILURE;
+    }
     let arguments = Arguments::parse();
     let result = match arguments {
         Arguments {

@@ -56,6 +56,7 @@ pub(super) struct Inbound<'p> {
 
 impl Inbound<'_> {
     /// A frame as it came from the wire.
+    #[inline]
     pub(super) fn frame(&mut self, segments: &[&[u8]]) {
         let total = segments.iter().map(|segment| segment.len()).sum();
         let first = segments.first().copied().unwrap_or_default();
@@ -63,13 +64,24 @@ impl Inbound<'_> {
             Ok(inner) => inner,
             Err(error) => return self.counters.count_outer(error),
         };
+        if let [only] = segments {
+            self.transport_frame(&[inside(only, inner.at, inner.len)], inner.source);
+        } else {
+            self.long_frame(segments, &inner);
+        }
+    }
+
+    /// One of several segments.
+    #[inline(never)]
+    fn long_frame(&mut self, segments: &[&[u8]], inner: &Inner) {
         let mut trimmed: [&[u8]; MAX_SEGMENTS] = [&[]; MAX_SEGMENTS];
-        let count = trim(segments, &inner, &mut trimmed);
+        let count = trim(segments, inner, &mut trimmed);
         self.transport_frame(trimmed.get(..count).unwrap_or_default(), inner.source);
     }
 
     /// The transport frame inside. Sender and receiving queue are read before anything is verified (wire.md §2): they only decide who
     /// gets to look.
+    #[inline]
     fn transport_frame(&mut self, segments: &[&[u8]], source: Option<IpAddr>) {
         if let Some(header) = segments.first().and_then(|first| first.first_chunk::<14>()) {
             let sender = u16::from_be_bytes([header[8], header[9]]);
@@ -87,6 +99,13 @@ impl Inbound<'_> {
     }
 }
 
+/// What is left of a segment without its first bytes, and at most so many of it.
+#[inline]
+fn inside(segment: &[u8], from: usize, most: usize) -> &[u8] {
+    let bytes = segment.get(from..).unwrap_or_default();
+    bytes.get(..most).unwrap_or(bytes)
+}
+
 /// Cuts the outer headers and what follows the transport frame off; returns how many segments are left, the first of them perhaps
 /// empty.
 fn trim<'s>(segments: &[&'s [u8]], inner: &Inner, to: &mut [&'s [u8]; MAX_SEGMENTS]) -> usize {
@@ -94,8 +113,7 @@ fn trim<'s>(segments: &[&'s [u8]], inner: &Inner, to: &mut [&'s [u8]; MAX_SEGMEN
     let mut count = 0;
     for (index, (segment, place)) in segments.iter().zip(to.iter_mut()).enumerate() {
         let from = if index == 0 { inner.at } else { 0 };
-        let bytes = segment.get(from..).unwrap_or_default();
-        let bytes = bytes.get(..left.min(bytes.len())).unwrap_or_default();
+        let bytes = inside(segment, from, left);
         if bytes.is_empty() && index > 0 {
             break;
         }

@@ -112,8 +112,8 @@ impl Routes {
 
     /// May a frame that claims to come from `node` carry this outer source address? Unknown nodes are the transport's to refuse.
     pub fn allows(&self, node: u16, source: Option<IpAddr>) -> bool {
-        match (self.hops[usize::from(node)], source) {
-            (Some(hop), Some(source)) => hop.address == Some(source),
+        match (&self.hops[usize::from(node)], source) {
+            (Some(hop), Some(_)) => hop.address == source,
             _ => true,
         }
     }
