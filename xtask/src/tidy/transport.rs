@@ -14,6 +14,7 @@ const LIBRARY: &str = "transport/src/lib.rs";
 /// Every crate it may be linked with: checksums, and what `crc-fast` brings with it, none of which does I/O.
 const ALLOWED: &[&str] = &[
     "portolan-transport",
+    "portolan-crc",
     "crc32c",
     "crc-fast",
     "crypto-common",

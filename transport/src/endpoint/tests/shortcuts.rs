@@ -179,12 +179,30 @@ impl Twins {
             1 => return self.wire.push_back((to, bytes)),
             _ => {}
         }
+        self.hand_over(to, &bytes);
+    }
+
+    /// A frame arrives. Expect: both think the same of it.
+    fn hand_over(&mut self, to: usize, bytes: &[u8]) {
+        let mut said = Vec::new();
         self.both(|pair| {
             let (now, side) = (pair.now, &mut pair.sides[to]);
-            let _ = side
-                .endpoint
-                .handle_frame(now, &[&bytes[..]], &mut side.host);
+            let endpoint = &mut side.endpoint;
+            said.push(endpoint.handle_frame(now, &[bytes], &mut side.host));
         });
+        assert_eq!(said[0], said[1]);
+    }
+
+    /// One like the frame that arrives next comes first, of which a bit says something else: of who sends it to whom, or anything behind that.
+    fn forge(&mut self) {
+        let Some((to, mut bytes)) = self.wire.front().cloned() else {
+            return;
+        };
+        let sides = [20, bytes.len() as u64 - 8][self.dice(2) as usize];
+        let at = 8 + self.dice(sides) as usize;
+        bytes[at] ^= 1 << self.dice(8);
+        wire::reseal(&mut bytes);
+        self.hand_over(to, &bytes);
     }
 
     /// One short message after another, to and fro; what answers it may come before the next, with it, or never.
@@ -229,6 +247,9 @@ impl Twins {
                     .wire
                     .front()
                     .is_some_and(|(_, bytes)| bytes.len() > 1_000);
+                if self.dice(20) == 0 {
+                    self.forge();
+                }
                 match long && self.dice(4) == 0 {
                     true => _ = self.wire.pop_front(),
                     false => self.deliver(),
@@ -480,7 +501,7 @@ fn nobody_can_tell_a_frame_of_a_train_from_another() {
     }
 }
 
-// One short message at a time, to and fro, with and without bytes, now and then a longer one, and between any two of them whatever else may happen. Expect: as above; and under policies that
+// One short message at a time, to and fro, with and without bytes, now and then a longer one or a forged frame, and between any two of them whatever else may happen. Expect: as above; and under policies that
 // coalesce many messages went alone, many of them behind an acknowledgement.
 #[test]
 fn nobody_can_tell_a_lone_message_from_another() {
