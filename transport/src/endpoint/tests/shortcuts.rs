@@ -201,7 +201,10 @@ impl Twins {
         let sides = [20, bytes.len() as u64 - 8][self.dice(2) as usize];
         let at = 8 + self.dice(sides) as usize;
         bytes[at] ^= 1 << self.dice(8);
-        wire::reseal(&mut bytes);
+        // Or it is damaged.
+        if self.dice(4) > 0 {
+            wire::reseal(&mut bytes);
+        }
         self.hand_over(to, &bytes);
     }
 
