@@ -74,8 +74,21 @@ pub(super) enum Taken {
     No,
     /// It is committed.
     Yes,
-    /// Its port's memory is not as it must be. It is accepted and will not be committed.
-    Fault(Incoming),
+    /// Its port's memory is not as it must be. It lies in this buffer and will not be committed.
+    Fault(BufferId),
+}
+
+/// A whole short message in its buffer.
+#[inline(always)]
+fn whole(short: &Short<'_>, buffer: BufferId) -> Incoming {
+    let len = short.bytes.len() as u32;
+    Incoming {
+        len,
+        total: len,
+        tag: short.tag,
+        ack: short.ack,
+        ..Incoming::bare(Kind::Whole(buffer))
+    }
 }
 
 /// Places and commits `short`, the next message of a stream that is straight.
@@ -98,16 +111,10 @@ pub(super) fn take<H: Host>(
         host.release(buffer);
         return Taken::No;
     }
-    let incoming = Incoming {
-        len,
-        total: len,
-        tag: short.tag,
-        ack: short.ack,
-        ..Incoming::bare(Kind::Whole(buffer))
-    };
     let to = (number, number.wrapping_add(1), 0);
+    let incoming = whole(short, buffer);
     if hand_over(stream, buffer, to, &incoming, counters, host).is_err() {
-        return Taken::Fault(incoming);
+        return Taken::Fault(buffer);
     }
     stream.step();
     Taken::Yes
@@ -147,10 +154,10 @@ impl Endpoint {
             match take(stream, &short, &mut self.counters, host) {
                 Taken::No => break,
                 Taken::Yes => chunks.pass(&short),
-                Taken::Fault(incoming) => {
+                Taken::Fault(buffer) => {
                     chunks.pass(&short);
                     self.acknowledge_all(now, slot, committed, ack);
-                    self.end_faulty(now, slot, number, incoming, host);
+                    self.end_faulty(now, slot, &short, buffer, host);
                     return committed + 1;
                 }
             }
@@ -170,11 +177,11 @@ impl Endpoint {
         &mut self,
         now: Nanos,
         slot: u32,
-        number: u32,
-        incoming: Incoming,
+        short: &Short<'_>,
+        buffer: BufferId,
         host: &mut H,
     ) {
-        self.push(now, slot, number, incoming);
+        self.push(now, slot, short.number, whole(short, buffer));
         self.close_receive_stream(slot, host);
     }
 

@@ -76,7 +76,7 @@ impl Endpoint {
             header: Some(lone.header),
         });
         match taken {
-            Taken::Fault(incoming) => self.end_faulty(now, slot, short.number, incoming, host),
+            Taken::Fault(buffer) => self.end_faulty(now, slot, short, buffer, host),
             _ => self.acknowledge_all(now, slot, 1, short.ack),
         }
         #[cfg(test)]
