@@ -12,6 +12,7 @@ use super::{Findings, Patient};
 use crate::engine_link::Encap;
 use crate::supervisor::config::Config;
 use crate::supervisor::surroundings::{Surroundings, ThisMachine};
+use crate::xsk::frame_mtu;
 
 /// Transport bytes that any path carries before more is proved (transport: `ASSUMED`).
 const ASSUMED: u64 = 1472;
@@ -246,7 +247,8 @@ fn peers(report: &Value, patient: &Patient, findings: &mut Findings) {
             (Encap::Udp, Some(address)) if address.is_ipv6() => 48,
             (Encap::Udp, _) => 28,
         };
-        u64::from(config.mtu()).saturating_sub(headers)
+        let mtu = frame_mtu(config.mtu(), config.interface_facts.veth);
+        u64::from(mtu).saturating_sub(headers)
     });
     let rows = report["peers"]
         .as_array()

@@ -117,7 +117,7 @@ impl Encapsulation {
             mac: config.mac,
             udp_port: config.udp_port,
             queues: config.queues.max(1),
-            mtu: config.mtu,
+            mtu: crate::xsk::frame_mtu(config.mtu, config.veth),
         })
     }
 
@@ -130,9 +130,8 @@ impl Encapsulation {
         }
     }
 
-    /// Longest transport frame the interface's MTU leaves room for.
+    /// Longest transport frame that the interface's MTU, which counts all behind the Ethernet header, leaves room for, and that is worth sending.
     pub fn max_frame(&self) -> u16 {
-        // The MTU counts everything behind the Ethernet header.
         self.mtu.saturating_sub((self.overhead() - ETHERNET) as u16)
     }
 
@@ -446,6 +445,16 @@ pub(super) mod tests {
         frame
     }
 
+    // An MTU of 9000 on a NIC and on a veth. Expect: all of it, and as much as fills two pages (`xsk/pages.rs`), both with the outer headers.
+    #[test]
+    fn frames_are_as_long_as_is_worth_it() {
+        for (veth, longest) in [(false, 8972), (true, 7574)] {
+            let mut config = config(Encap::Udp, MAC, Some("10.1.2.3"));
+            (config.mtu, config.veth) = (9000, veth);
+            assert_eq!(Encapsulation::new(&config).unwrap().max_frame(), longest);
+        }
+    }
+
     #[test]
     fn what_one_end_builds_the_other_parses() {
         for kind in ["ethernet", "v4", "v6"] {
@@ -565,10 +574,8 @@ pub(super) mod tests {
     #[test]
     fn checksums_are_those_of_the_rfcs() {
         // RFC 1071 §3's example.
-        assert_eq!(
-            fold(sum(0, &[0, 1, 0xF2, 3, 0xF4, 0xF5, 0xF6, 0xF7])),
-            0xDDF2
-        );
+        let words = [0, 1, 0xF2, 3, 0xF4, 0xF5, 0xF6, 0xF7];
+        assert_eq!(fold(sum(0, &words)), 0xDDF2);
         let (sender, _, target) = pair("v6");
         for payload in [0, 1, 2, 3, 999] {
             let frame = built(&sender, &target, payload);

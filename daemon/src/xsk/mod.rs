@@ -27,6 +27,7 @@
 //! | file | noun |
 //! |---|---|
 //! | `layout.rs` | how the UMEM is divided, ring sizes |
+//! | `pages.rs` | how long frames should be |
 //! | `umem.rs` | the memfd and its mapping |
 //! | `socket.rs` | system calls: create, bind, map the rings, kick |
 //! | `ring.rs` | one side of a ring, memory order |
@@ -53,6 +54,7 @@ mod crash_point;
 mod error;
 mod layout;
 mod ownership;
+mod pages;
 mod receive;
 mod ring;
 mod socket;
@@ -78,6 +80,7 @@ pub use layout::{
     XskConfig,
 };
 pub use ownership::Record;
+pub use pages::frame_mtu;
 pub use receive::RxOutcome;
 pub use socket::{BindOptions, Doorbell, XskFd, XskSocket};
 pub use transmit::{KickOutcome, TxSlot};
