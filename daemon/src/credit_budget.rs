@@ -4,7 +4,7 @@
 //! granted. All of it is counted in UMEM buffers and must fit into the receive share, or the configuration is refused. Where the
 //! policy bounds the sum of all eager credit, peers beyond it have none and only the bound counts.
 //!
-//! The same sum, for the peers there are, is how deep an engine keeps its fill ring (`engine/path.rs`).
+//! The same sum, for the peers there are, is how deep an engine keeps its fill ring, without the grants while there are none (`engine/fill_depth.rs`).
 
 use portolan_transport::policy::Policy;
 
@@ -48,12 +48,17 @@ impl CreditBudget {
 
     /// Buffers that may be filled at once.
     pub fn needed(&self) -> u64 {
+        self.unasked() + self.grants
+    }
+
+    /// Of these, the ones that need no grant.
+    pub fn unasked(&self) -> u64 {
         let unbounded = self.peers * self.eager;
         let eager = match self.eager_budget {
             0 => unbounded,
             budget => unbounded.min(budget),
         };
-        eager + self.peers * self.control + self.grants
+        eager + self.peers * self.control
     }
 
     /// Does it fit?

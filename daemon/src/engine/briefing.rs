@@ -30,6 +30,7 @@ use super::counters::{CounterPage, EngineCounters};
 use super::crossing::{CrossingReceiver, CrossingSender, SLOT_BYTES};
 use super::death::DeathWord;
 use super::encap::Encapsulation;
+use super::fill_depth::FillDepth;
 use super::host::EngineHost;
 use super::ledger_facts::Facts;
 use super::lookout::Lookout;
@@ -311,7 +312,7 @@ impl Standby {
                 blocked: false,
                 suspect: Suspect::found(working_frame),
                 wedge: Wedge::default(),
-                filled_for: None,
+                fill_depth: FillDepth::new(now),
                 last_kick: KickOutcome::Idle,
                 busy_poll: BusyPoll::new(self.config.compares_polling, self.config.shares_core),
                 tap,

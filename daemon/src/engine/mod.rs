@@ -13,6 +13,7 @@
 //! | `serve.rs` | tokens from the ports, messages from the link |
 //! | `path.rs`, `inbound.rs` | the path of frames: socket and crossing rings ↔ transport; what becomes of a received one |
 //! | `lookout.rs` | how often to look what was sent |
+//! | `fill_depth.rs` | how many buffers the kernel holds to receive into |
 //! | `encap.rs`, `routes.rs` | outer headers, and where each node is |
 //! | `crossing.rs` | frames between the engines of a node |
 //! | `ports.rs`, `buffers.rs`, `bell.rs` | ports, receive tokens, doorbells |
@@ -46,6 +47,7 @@ pub mod counters;
 pub mod crossing;
 mod death;
 mod encap;
+mod fill_depth;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod host;

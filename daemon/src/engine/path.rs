@@ -23,6 +23,7 @@ use super::busy_poll::{BusyPoll, FRAMES_PER_LOOK};
 use super::counters::EngineCounters;
 use super::crossing::{CrossingReceiver, CrossingSender};
 use super::encap::Encapsulation;
+use super::fill_depth::FillDepth;
 use super::host::EngineHost;
 use super::inbound::{Inbound, Seen};
 use super::lookout::Lookout;
@@ -41,8 +42,6 @@ const RX_BUDGET: usize = 64;
 const CROSSING_BUDGET: usize = 32;
 /// Frames written per loop.
 const TX_BUDGET: usize = 64;
-/// Receive buffers for the handshakes of peers to come, and for acknowledgements beyond what is counted for each.
-const FOR_STRANGERS: u64 = 32;
 /// How long a socket that cannot send is left alone.
 const RETRY_NS: Nanos = 1_000_000;
 
@@ -97,8 +96,8 @@ pub struct Path {
     pub blocked: bool,
     /// Whether the queue stands still.
     pub(super) wedge: Wedge,
-    /// The fill ring is as deep as so many peers need it; the most there were.
-    pub(super) filled_for: Option<usize>,
+    /// How deep the fill ring is.
+    pub(super) fill_depth: FillDepth,
     /// How the last kick ended.
     pub(super) last_kick: KickOutcome,
     /// The frame the last engine died of.
@@ -117,19 +116,15 @@ enum Onward {
 
 impl Path {
     /// Keeps as many buffers with the kernel as peers may fill before they hear from us again. Called before frames are written: what allows a new peer to
-    /// send is one of ours.
-    fn keep_filled(&mut self) {
-        // Who is forgotten may still have its credit: never fewer than before.
-        let peers = self.endpoint.known_peers();
-        if self.filled_for.is_some_and(|most| peers <= most) {
-            return;
+    /// send is one of ours, and so is a grant.
+    fn keep_filled(&mut self, now: Nanos) {
+        let endpoint = &self.endpoint;
+        let config = endpoint.config();
+        let budget = |peers| CreditBudget::new(&config.policy, peers, config.max_frame, u32::MAX);
+        let (peers, long) = (endpoint.known_peers(), endpoint.is_placing());
+        if let Some(needed) = self.fill_depth.look(now, peers, long, budget) {
+            self.xsk.keep_filled(needed);
         }
-        self.filled_for = Some(peers);
-        let config = self.endpoint.config();
-        let budget = CreditBudget::new(&config.policy, peers, config.max_frame, u32::MAX);
-        let needed = budget.needed().saturating_add(FOR_STRANGERS);
-        let needed = u32::try_from(needed).unwrap_or(u32::MAX);
-        self.xsk.keep_filled(needed);
     }
 
     /// Told to go round for frames, with this, or not any more. Who does finds no more of them at once than a look brings, so the fill ring need not hold more either: what
@@ -248,7 +243,7 @@ impl Path {
 
     /// Has the transport write frames and hands them on; true if there were any.
     pub fn transmit(&mut self, now: Nanos) -> bool {
-        self.keep_filled();
+        self.keep_filled(now);
         self.blocked = false;
         let down = now < self.down_until;
         for written in 0..TX_BUDGET {

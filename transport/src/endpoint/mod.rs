@@ -450,6 +450,12 @@ impl Endpoint {
         })
     }
 
+    /// Whether a long message is on its way to us: it may be granted more, or its sender may use what it was granted.
+    #[inline]
+    pub fn is_placing(&self) -> bool {
+        self.longs.len() > 0
+    }
+
     /// Sends accepted whose status is not told yet.
     pub fn unsettled(&self) -> usize {
         let open = |m: &&send_stream::Message| {

@@ -262,6 +262,25 @@ fn short_transfers_overtake_long_ones_and_none_starves() {
     assert!(pair.run_until(10 * SECOND, Pair::all_settled));
 }
 
+// A short message and a long one. Expect: a receiver says that it places one at each grant, and not before the first nor when all is done, so that whoever
+// keeps buffers for what is granted has them.
+#[test]
+fn a_receiver_says_that_it_may_be_sent_what_it_grants() {
+    let mut pair = connected(Policy::default());
+    submit(&mut pair, 5, Priority::Low, 100, 1);
+    submit(&mut pair, 5, Priority::Low, 400_000, 2);
+    let mut grants = 0;
+    while !pair.all_settled() {
+        assert!(pair.step());
+        let receiver = &pair.sides[1].endpoint;
+        let sent = receiver.counters().grants_sent;
+        assert!(sent == grants || receiver.is_placing());
+        grants = sent;
+    }
+    assert!(grants > 1, "{grants}");
+    assert!(!pair.sides[1].endpoint.is_placing());
+}
+
 #[test]
 fn jumbo_frames_are_proved_first() {
     let mut pair = Pair::new(8972);
