@@ -10,8 +10,14 @@
 //!
 //! A transmit slot is one contiguous buffer that holds the longest frame, so the
 //! transport writes a frame in one piece whatever the MTU; it is submitted as
-//! one descriptor per chunk. Every ring is at least as large as the number of
-//! chunks that may be in it, so that publishing never finds a ring full.
+//! one descriptor per chunk. Slots begin with a page, and there is no extra
+//! headroom, so what the kernel copies lies at multiples of 64 at both ends:
+//! `rep movsb`, with which it does, takes 30 times as long on a Zen 4 where the
+//! destination is 1 to 63 bytes beyond the source modulo 4096 (1.8 us instead of
+//! 0.06 for a page).
+//!
+//! Every ring is at least as large as the number of chunks that may be in it, so
+//! that publishing never finds a ring full.
 
 use std::ops::Range;
 
