@@ -377,7 +377,7 @@ fn every_broken_frame_is_counted_and_dropped(encap: Encap, mtu: u32) {
 
     // A message of 8000 bytes in one frame, which comes in three receive buffers.
     if mtu > 1500 {
-        let message = text(mtu as usize - 1000, 4);
+        let message = text(8000, 4);
         let number = FIRST.wrapping_add(2);
         assault.forger.count_frame();
         let eager = Chunk::Eager {
@@ -420,8 +420,9 @@ fn every_broken_frame_is_counted_and_dropped_over_ethernet() {
 
 #[test]
 fn every_broken_jumbo_frame_is_counted_and_dropped() {
-    every_broken_frame_is_counted_and_dropped(Encap::Udp4, 9000);
-    every_broken_frame_is_counted_and_dropped(Encap::Ethernet, 9000);
+    // Frames of three pages, all of which are worth it on a veth.
+    every_broken_frame_is_counted_and_dropped(Encap::Udp4, 11_698);
+    every_broken_frame_is_counted_and_dropped(Encap::Ethernet, 11_698);
 }
 
 // Whole Ethernet frames cut off anywhere, though the IP and UDP headers still promise all of it. Expect: nothing delivered, the
