@@ -6,7 +6,7 @@
 //!
 //! Idea: buffers for grants are there while a long message is being placed, and a while after, as what was sent twice may still come. One stands in the transport's table
 //! from its request on, and the depth is looked at before frames are written, so before the grant leaves. An engine that takes over knows nothing of what its predecessor
-//! granted, and begins as if there was one.
+//! granted, and begins as if there was one. Who uses a grant later than that, for a message that is no more, and all its credit besides, may lose frames, as on any wire.
 
 use portolan_transport::ident::Nanos;
 
