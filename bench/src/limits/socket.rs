@@ -16,7 +16,7 @@ use xsk_rs::{CompQueue, FillQueue, FrameDesc, RxQueue, Socket as Xsk, TxQueue, U
 
 use super::WireRole;
 use super::polling::Polling;
-use super::window::{STAMP, Stamp, WINDOW, Window};
+use super::window::{STAMP, Stamp, UNDER_WAY, Window};
 
 /// Entries of every ring, and chunks to send from.
 const RING: u32 = 2048;
@@ -130,7 +130,7 @@ pub struct Socket {
 /// Chunks to receive into: for all frames that may be under way and those being looked at. More would only wander through the caches (with 1,024 a way was 4 %
 /// longer, docs/tuning.md).
 fn chunks_to_fill(mtu: u32) -> usize {
-    (WINDOW as usize + BATCH) * (mtu as usize + ETHERNET).div_ceil(CHUNK)
+    (UNDER_WAY as usize + BATCH) * (mtu as usize + ETHERNET).div_ceil(CHUNK)
 }
 
 impl Socket {

@@ -4,18 +4,23 @@
 //! the receiver is not on its core overflows them, and a limit that loses frames says little: neither what it moves nor what it could.
 //!
 //! Idea: each frame carries its number and the number of the last frame that was taken of the other direction. At most [`WINDOW`] are
-//! under way. Who only receives says what he took once in a quarter of that, in a frame of its own, which has no number. That is the least that
-//! anyone must do who wants to lose nothing; numbers tell for certain whether anything was lost.
+//! under way. Who only receives says what he took once in a quarter of that, in a frame of its own, which has no number: a word. That is the least that
+//! anyone must do who wants to lose nothing; numbers tell for certain whether anything was lost. Words take places as well, four at most: one for each
+//! quarter that was taken while the other end took nothing.
 //!
 //! Frames that the machine loses all the same are not sent again. They leave the window when a later one is taken, or, if there is no
 //! later one, after [`GIVEN_UP`], so that a loss costs a stream time and is seen, but does not end it.
 
 use std::time::{Duration, Instant};
 
-/// Frames under way. The veth pair's own ring has as many places, so it does not overflow either.
-pub const WINDOW: u32 = 256;
+/// Frames under way, words among them. The veth pair's own ring has as many places, so it does not overflow either.
+pub const UNDER_WAY: u32 = 256;
+/// Words among them.
+const WORDS: u32 = 4;
+/// Frames with a number under way.
+const WINDOW: u32 = UNDER_WAY - WORDS;
 /// Frames taken before they are told of.
-const QUARTER: u32 = WINDOW / 4;
+const QUARTER: u32 = WINDOW / WORDS;
 /// What was not taken for so long never will be.
 const GIVEN_UP: Duration = Duration::from_millis(500);
 /// Looks at a closed window between two looks at the clock.
@@ -161,6 +166,43 @@ mod tests {
             assert_eq!(wire.len() as u32, WINDOW);
         }
         assert_eq!((two.came, two.missing()), (total, 0));
+    }
+
+    // One sends as much as it may; two takes that, says so in words, and sends as much as it may, while one takes nothing. Expect: no more frames on the way
+    // to one, whatever they carry, than there are places; and again, with the ends changed.
+    #[test]
+    fn words_take_places_too() {
+        let mut ends = [Window::default(), Window::default()];
+        let mut wires = [Vec::new(), Vec::new()];
+        for turn in 0..20 {
+            let (one, two) = (turn % 2, 1 - turn % 2);
+            while ends[one].is_open() {
+                let stamp = ends[one].next();
+                ends[one].sent(stamp);
+                wires[two].push(stamp);
+            }
+            for stamp in std::mem::take(&mut wires[two]) {
+                ends[two].came(stamp);
+                if ends[two].owes() {
+                    let word = ends[two].word();
+                    ends[two].sent(word);
+                    wires[one].push(word);
+                }
+            }
+            while ends[two].is_open() {
+                let stamp = ends[two].next();
+                ends[two].sent(stamp);
+                wires[one].push(stamp);
+            }
+            assert!(
+                wires[one].len() <= UNDER_WAY as usize,
+                "{}",
+                wires[one].len()
+            );
+            for stamp in std::mem::take(&mut wires[one]) {
+                ends[one].came(stamp);
+            }
+        }
     }
 
     // Every frame tells; between two who both send nobody needs a word of its own.
