@@ -6,7 +6,7 @@ use super::ClientRole;
 use super::shared::{Consumer, INLINE, Producer, Toward};
 use crate::actor::{Arrival, Ends};
 
-/// An application that has a relay send and receive for it.
+/// An application that has a relay send and receive for it, or that stands in the relay's place: then two of them talk with nobody in between.
 pub struct Client {
     to_relay: Producer,
     from_relay: Consumer,
@@ -16,9 +16,13 @@ pub struct Client {
 
 impl Client {
     pub fn open(role: &ClientRole) -> Result<Self> {
+        let (out, back) = match role.in_relays_place {
+            false => (Toward::Relay, Toward::Application),
+            true => (Toward::Application, Toward::Relay),
+        };
         Ok(Self {
-            to_relay: Producer::open(&role.memory, Toward::Relay)?,
-            from_relay: Consumer::open(&role.memory, Toward::Application)?,
+            to_relay: Producer::open(&role.memory, out)?,
+            from_relay: Consumer::open(&role.memory, back)?,
             message: [7; INLINE],
             inline: [0; INLINE],
         })

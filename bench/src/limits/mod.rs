@@ -3,6 +3,7 @@
 //! | subject | what it does | what it says |
 //! |---|---|---|
 //! | `limit-raw-xdp` | two processes, a core each, spinning; frames out of and into AF_XDP sockets | no daemon is faster than its wire |
+//! | `limit-switch` | two applications on one core with such a memory between them, which give the core away with `sched_yield` | what it costs that another process has its turn: a relay cannot do without one on each core |
 //! | `limit-relay` | on each core a relay process and an application, which pass messages over shared memory and give the core away with `sched_yield`; relays hand them on as frames | what a daemon costs before it does anything |
 //! | `limit-relay-crc` | the same; each relay copies every payload once and computes its CRC32C | what a *reliable* daemon costs before it does anything |
 //! | `limit-relay-crc-polled` | the same; relays go round for frames themselves (`polling.rs`) | what it costs one whose engines do so |
@@ -70,4 +71,6 @@ pub struct RelayRole {
 pub struct ClientRole {
     /// The memory it shares with its relay.
     pub memory: PathBuf,
+    /// There is no relay but another application, and this is the one that does as a relay would.
+    pub in_relays_place: bool,
 }

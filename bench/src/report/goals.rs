@@ -86,6 +86,12 @@ pub fn judge(results: &Results) -> Vec<Goal> {
             Bound::AtMost(2.8),
             &ratio,
         );
+        // How much two switches are in terms of the wire differs from processor to processor; that a relay has them does not.
+        if let Some(switch) = find(&lines, &ping, "limit-switch", metric::ONE_WAY) {
+            let what = format!("{ping}, limit-relay over limit-raw-xdp and two of limit-switch");
+            let least = raw.value + 2.0 * switch.value;
+            add(what, Some(relay.value / least), Bound::AtMost(1.25), &ratio);
+        }
     }
 
     let rate = Case::Rate { bytes: 64 };

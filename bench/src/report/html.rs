@@ -307,10 +307,10 @@ fn all_lines(results: &Results, out: &mut String) {
 }
 
 /// Colours that can be told apart on light and on dark, also by those who see fewer of them; ours first.
-const COLOURS: [&str; 22] = [
-    "#d9480f", "#a14a1f", "#e8590c", "#ffa94d", "#827717", "#868e96", "#5c677d", "#adb5bd",
-    "#1971c2", "#2f9e44", "#9c36b5", "#e8a100", "#0c8599", "#c2255c", "#66a80f", "#4263eb",
-    "#846358", "#20c997", "#f783ac", "#15aabf", "#7a5195", "#3b5bdb",
+const COLOURS: [&str; 23] = [
+    "#d9480f", "#a14a1f", "#e8590c", "#ffa94d", "#827717", "#868e96", "#5c677d", "#343a40",
+    "#adb5bd", "#1971c2", "#2f9e44", "#9c36b5", "#e8a100", "#0c8599", "#c2255c", "#66a80f",
+    "#4263eb", "#846358", "#20c997", "#f783ac", "#15aabf", "#7a5195", "#3b5bdb",
 ];
 
 fn style() -> String {

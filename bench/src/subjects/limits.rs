@@ -19,6 +19,7 @@ const BETWEEN_DATAGRAMS: Duration = Duration::from_millis(5);
 pub fn all() -> Vec<Box<dyn Subject>> {
     vec![
         Box::new(RawXdp),
+        Box::new(Switch),
         Box::new(Relay(Form::Bare)),
         Box::new(Relay(Form::Checked)),
         Box::new(PolledRelay),
@@ -55,6 +56,46 @@ impl Subject for RawXdp {
             pair: Pair { one, two },
             _relays: Vec::new(),
             _memories: Vec::new(),
+            _polled: None,
+        }))
+    }
+}
+
+/// `limit-switch`: both ends on the core of side one.
+struct Switch;
+
+impl Subject for Switch {
+    fn name(&self) -> &'static str {
+        "limit-switch"
+    }
+
+    fn about(&self) -> About {
+        About {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            command: "two applications on one core, the relays' shared memory, sched_yield; no relay, no frame".to_owned(),
+        }
+    }
+
+    fn offers(&self, case: &Case) -> bool {
+        matches!(case, Case::PingPong { bytes: 64 })
+    }
+
+    fn start<'a>(&'a self, scene: &'a Scene<'a>, _: &[Case]) -> Result<Box<dyn Started + 'a>> {
+        let (descriptor, memory) = limits::create()?;
+        let end = |in_relays_place| {
+            let memory = memory.clone();
+            let role = Role::Client(ClientRole {
+                memory,
+                in_relays_place,
+            });
+            Actor::start(self.name(), scene.actor(Side::One), &role)
+        };
+        let two = end(true)?;
+        let one = vec![end(false)?];
+        Ok(Box::new(Running {
+            pair: Pair { one, two },
+            _relays: Vec::new(),
+            _memories: vec![descriptor],
             _polled: None,
         }))
     }
@@ -178,7 +219,10 @@ fn relays<'a>(
         // As engines are started.
         command.env("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
         let relay = Actor::start(name, command, &relay)?;
-        let client = Role::Client(ClientRole { memory });
+        let client = Role::Client(ClientRole {
+            memory,
+            in_relays_place: false,
+        });
         let client = Actor::start(name, scene.actor(side), &client)?;
         Ok((descriptor, relay, client))
     };
