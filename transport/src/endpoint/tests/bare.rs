@@ -85,3 +85,63 @@ fn what_was_lost_is_sent_again_and_little_else() {
     assert!(bare > 150, "{bare} bare frames");
     assert_eq!(pair.sides[1].host.delivered.len(), 4);
 }
+
+/// Node 1 has a long message under way, grants for more of it than two frames hold, and has just written a frame in full.
+fn told() -> Pair {
+    let mut pair = Pair::new(1_472);
+    // Whatever an endpoint is told ends a train; these tests reach into it.
+    pair.sides[0].endpoint.shortcuts.off = true;
+    pair.send(0, 2, 20 * LEN as usize, Nanos::MAX);
+    while sent(&pair).1 == 0 || shares::frame(&mut pair).is_none() {
+        assert!(pair.now < 10 * SECOND && pair.step());
+    }
+    pair
+}
+
+/// What node 1 knows of node 2.
+fn other(pair: &mut Pair) -> &mut PeerEntry {
+    let endpoint = &mut pair.sides[0].endpoint;
+    let slot = endpoint.peer_index[&Peer {
+        node: NodeId(2),
+        queue: 0,
+    }];
+    endpoint.peers.get_mut(slot).unwrap()
+}
+
+/// Whether the next frame of node 1 is bare.
+fn is_next_bare(pair: &mut Pair) -> bool {
+    let bytes = shares::frame(pair).unwrap();
+    let segments = [bytes.as_slice()];
+    wire::parse(&segments).unwrap().is_bare()
+}
+
+// A frame in full, then one bare, at the same reading of the clock. Expect: in full as well if more credit is to be told of in between.
+#[test]
+fn credit_that_is_due_is_told_in_full() {
+    for due in [false, true] {
+        let mut pair = told();
+        other(&mut pair).credit.due |= due;
+        assert_eq!(is_next_bare(&mut pair), !due);
+    }
+}
+
+// Another engine takes over at the reading of the clock at which its predecessor was told all. Expect: it is told all, too.
+#[test]
+fn a_successor_was_told_nothing() {
+    let mut pair = told();
+    let now = pair.now;
+    let entry = other(&mut pair);
+    assert!(entry.may_get_bare(now));
+    entry.void_volatile(now, 0);
+    entry.reads_bare = true;
+    assert!(!entry.may_get_bare(now));
+}
+
+// The peer was heard between a frame in full and a bare one. Expect: the bare one waits for an answer, or a peer that dies then would be waited for for ever.
+#[test]
+fn a_bare_frame_expects_an_answer() {
+    let mut pair = told();
+    other(&mut pair).waiting_since = None;
+    assert!(is_next_bare(&mut pair));
+    assert!(other(&mut pair).waiting_since.is_some());
+}
