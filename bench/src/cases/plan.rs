@@ -27,7 +27,7 @@ impl Timing {
     pub const FULL: Self = Self {
         turns: 5,
         lasting: Duration::from_millis(400),
-        point: Duration::from_millis(100),
+        point: Duration::from_millis(60),
         idle: Duration::from_secs(1),
     };
     /// For a look.
