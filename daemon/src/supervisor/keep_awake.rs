@@ -1,7 +1,7 @@
 //! Processors of engines, kept from sleeping for a while after a message (`engine.keep_awake_ms`).
 //!
 //! **Problem.** An engine that waits as `adaptive` does sleeps after 50 us without work, and so does its processor, as deeply as the machine lets it. Waking that takes
-//! longer than all else on a message's way: 60 us and more in a virtual machine, and its caches are cold (docs/performance.md, *First message*). Bounding that
+//! longer than all else on a message's way: 60 us and more in a virtual machine, and its caches are cold (docs/performance-history.md, *First message*). Bounding that
 //! for the whole machine and for good ([`super::cpu_latency`]) costs too much to be anybody's default.
 //!
 //! **Idea.** Only the processors that engines sleep on, and only while it is likely that there will be another message soon. The kernel has a bound for each processor

@@ -184,7 +184,7 @@ fn load(config: &Config) -> Result<Steer, SteerError> {
 ///
 /// Everywhere but on veth that is the driver. veth made an skb for each frame before its driver's XDP comes, which then copies it once more into
 /// pages of its own and has a NAPI instance of its own go round. In generic mode the skb is what the program sees: a 64-byte message takes an
-/// eighth less, a stream at MTU 1500 a third (docs/performance.md). But there veth loses which receive queue a frame is on, so of several
+/// eighth less, a stream at MTU 1500 a third (docs/performance-history.md). But there veth loses which receive queue a frame is on, so of several
 /// all would seem to come on the first.
 fn first_mode(config: &Config) -> AttachMode {
     let facts = &config.interface_facts;
