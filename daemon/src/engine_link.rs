@@ -100,6 +100,9 @@ pub struct EngineConfig {
     /// Another engine of this node is bound to the same core.
     #[serde(default)]
     pub shares_core: bool,
+    /// For so long after a message its processor does not sleep, milliseconds; 0: it sleeps with the engine.
+    #[serde(default)]
+    pub keep_awake_ms: u32,
 }
 
 /// How a UMEM of at most `frames` frames is divided and how large the rings are: `rx_frames` to receive, the rest in slots that hold

@@ -144,7 +144,7 @@ impl Standby {
             .and_then(Option::take)
             .context("no descriptor to wake this engine")?;
 
-        let waiter = Waiter::new(config.wait, config.shares_core)?;
+        let waiter = Waiter::new(config.wait, config.shares_core, config.keep_awake_ms)?;
         waiter.watch_link(link.fd())?;
         waiter.watch_bell(own_wake.as_fd())?;
         Ok(Self {

@@ -413,6 +413,7 @@ pub(super) mod tests {
             veth: false,
             compares_polling: false,
             shares_core: false,
+            keep_awake_ms: 0,
         }
     }
 

@@ -88,7 +88,7 @@ use clock::Clock;
 use control::{Incoming, Link};
 use counters::CounterPage;
 use path::Path;
-use wait::{MAX_SLEEP_NS, Next, Waiter};
+use wait::{Next, Waiter};
 
 /// How often the link is looked at while the engine does not sleep.
 const CONTROL_EVERY_NS: Nanos = 200_000;
@@ -352,7 +352,8 @@ impl Engine {
         self.publish_counters();
         self.announce_sleep(true);
         // SYNC(doorbell): our announcements before our look at the rings, and at the alarms.
-        let until = self.due_at(now).min(now.saturating_add(MAX_SLEEP_NS));
+        let longest = self.waiter.longest_sleep(now);
+        let until = self.due_at(now).min(now.saturating_add(longest));
         if until > now && !self.has_work() {
             self.path.counters.sleeps += 1;
             self.announce(HEARTBEAT_SLEEPING | until);

@@ -104,6 +104,7 @@ impl Supervisor {
             wait: config.wait,
             core,
             shares_core,
+            keep_awake_ms: u32::try_from(config.keep_awake.as_millis()).unwrap_or(u32::MAX),
             rx_frames: config.rx_frames(),
             ring_entries: config.rx_frames().next_power_of_two(),
             default_timeout_ms: config.default_timeout_ms,

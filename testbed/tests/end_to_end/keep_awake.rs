@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::harness::crowd::kill;
 use crate::harness::{Cluster, STEP, until};
@@ -145,6 +146,26 @@ fn a_processor_is_kept_awake_after_a_message() {
     let (status, _cluster) = cluster.stop(1);
     assert!(status.success());
     assert_eq!(bound_of(0), "0");
+}
+
+// A message, where processors are kept awake, and nothing more. Expect: the engine naps, fifty times in less time than thirty of its longest sleeps take, so that
+// its caches keep what the next message needs.
+#[test]
+fn an_engine_naps_meanwhile() {
+    let _alone = alone();
+    let cluster = cluster("[0]", FOR_EVER, false);
+    send(&cluster);
+    let sleeps = || {
+        let counters = cluster.lab.node(1).report("counters").unwrap();
+        counters["engines"][0]["counters"]["sleeps"].as_u64()
+    };
+    let first = sleeps().unwrap();
+    let since = Instant::now();
+    until("fifty naps", STEP, || {
+        (sleeps()? >= first + 50).then_some(())
+    });
+    let took = since.elapsed();
+    assert!(took < Duration::from_secs(3), "{took:?}");
 }
 
 // Engines that are bound to no processor. Expect: one where such an engine may have slept is kept awake.
