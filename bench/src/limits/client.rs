@@ -8,21 +8,21 @@ use crate::actor::{Arrival, Ends};
 
 /// An application that has a relay send and receive for it, or that stands in the relay's place: then two of them talk with nobody in between.
 pub struct Client {
-    to_relay: Producer,
-    from_relay: Consumer,
+    out: Producer,
+    back: Consumer,
     message: [u8; INLINE],
     inline: [u8; INLINE],
 }
 
 impl Client {
     pub fn open(role: &ClientRole) -> Result<Self> {
-        let (out, back) = match role.in_relays_place {
+        let (there, here) = match role.in_relays_place {
             false => (Toward::Relay, Toward::Application),
             true => (Toward::Application, Toward::Relay),
         };
         Ok(Self {
-            to_relay: Producer::open(&role.memory, out)?,
-            from_relay: Consumer::open(&role.memory, back)?,
+            out: Producer::open(&role.memory, there)?,
+            back: Consumer::open(&role.memory, here)?,
             message: [7; INLINE],
             inline: [0; INLINE],
         })
@@ -31,43 +31,43 @@ impl Client {
 
 impl Ends for Client {
     fn prepare(&mut self, _bytes: usize) -> Result<()> {
-        while self.from_relay.peek().is_some() {
-            self.from_relay.pop();
+        while self.back.peek().is_some() {
+            self.back.pop();
         }
         Ok(())
     }
 
     fn send(&mut self, _end: usize, bytes: usize) -> Result<bool> {
-        if !self.to_relay.has_room() {
+        if !self.out.has_room() {
             return Ok(false);
         }
         match self.message.get(..bytes) {
-            Some(inline) => self.to_relay.push(bytes, None, inline),
+            Some(inline) => self.out.push(bytes, None, inline),
             None => {
                 // As a buffer that was filled before.
-                let Some(at) = self.to_relay.reserve(bytes) else {
+                let Some(at) = self.out.reserve(bytes) else {
                     return Ok(false);
                 };
-                self.to_relay.push(bytes, Some(at), &[]);
+                self.out.push(bytes, Some(at), &[]);
             }
         }
         Ok(true)
     }
 
     fn receive(&mut self, _end: usize) -> Result<Option<Arrival>> {
-        let Some(entry) = self.from_relay.peek() else {
+        let Some(entry) = self.back.peek() else {
             return Ok(None);
         };
         if let Some(inline) = self.inline.get_mut(..entry.bytes) {
-            self.from_relay.inline(inline);
+            self.back.inline(inline);
         }
-        self.from_relay.pop();
+        self.back.pop();
         let bytes = entry.bytes;
         Ok(Some(Arrival { bytes, source: 0 }))
     }
 
     fn settled(&mut self) -> Result<bool> {
-        Ok(self.to_relay.is_empty())
+        Ok(self.out.is_empty())
     }
 
     fn pause(&mut self) {
@@ -75,6 +75,6 @@ impl Ends for Client {
     }
 
     fn missed(&self) -> u64 {
-        self.from_relay.dropped()
+        self.back.dropped()
     }
 }

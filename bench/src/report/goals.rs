@@ -86,7 +86,7 @@ pub fn judge(results: &Results) -> Vec<Goal> {
             Bound::AtMost(2.8),
             &ratio,
         );
-        // How much two switches are in terms of the wire differs from processor to processor; that a relay has them does not.
+        // How many ways of a frame two switches take differs from processor to processor; that a relay has them does not.
         if let Some(switch) = find(&lines, &ping, "limit-switch", metric::ONE_WAY) {
             let what = format!("{ping}, limit-relay over limit-raw-xdp and two of limit-switch");
             let least = raw.value + 2.0 * switch.value;
@@ -242,6 +242,28 @@ mod tests {
         };
         assert_eq!(judged(1e6, 8000), [true, true]);
         assert_eq!(judged(1.01e6, 4000), [false, false]);
+    }
+
+    // A relay, the wire and a switch, in us. Expect: no straw man at a quarter more than the wire and two switches, one above that, however many times the wire it takes.
+    #[test]
+    fn a_relay_is_held_against_its_parts() {
+        let ping = Case::PingPong { bytes: 64 };
+        let judged = |ways: [u64; 3]| {
+            let names = ["limit-relay", "limit-raw-xdp", "limit-switch"];
+            let subjects = names.map(|name| (name.to_owned(), About::default()));
+            let mut results = Results::new(subjects.to_vec(), vec![ping], 1, false);
+            for (name, way) in names.into_iter().zip(ways) {
+                let mut times = crate::actor::histogram().unwrap();
+                times.record(way).unwrap();
+                results.add(&ping, name, 0, vec![Figure::times(metric::ONE_WAY, times)]);
+            }
+            let goals = judge(&results);
+            let goal = goals.iter().find(|goal| goal.what.contains("switch"));
+            goal.unwrap().is_reached
+        };
+        assert!(judged([4_200, 1_200, 1_200]));
+        assert!(!judged([4_600, 1_200, 1_200]));
+        assert!(judged([4_600, 1_200, 1_400]));
     }
 
     // Twice as many messages as the wire's limit moves frames; in one run that limit dropped some. Expect: reached only in the other.
