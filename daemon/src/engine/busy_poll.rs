@@ -29,6 +29,7 @@
 use std::os::fd::OwnedFd;
 
 use portolan_transport::ident::Nanos;
+use portolan_transport::policy::Policy;
 use rustix::net::RecvFlags;
 
 /// Frames that the kernel takes in a row when we go round. It does so twice, the second time as it lets go of the instance (`busy_poll_stop`).
@@ -302,6 +303,15 @@ impl BusyPoll {
     }
 }
 
+/// What a long message is granted at least by who goes round, where frames are at most so long: as much as a look brings. With less its sender has nothing that it may send
+/// while we read that, which is at an MTU of 9,000 all that is granted otherwise. Nothing of the kind where the policy is to grant less than ours does.
+pub fn gulp(frame: usize, policy: &Policy) -> u32 {
+    match policy.grant_bytes < Policy::default().grant_bytes {
+        true => 0,
+        false => frame as u32 * FRAMES_PER_LOOK,
+    }
+}
+
 /// Has the kernel go round once for the queue that this socket has received through. Errors are the socket's, and there are none that matter.
 pub(crate) fn go_round(socket: &OwnedFd) {
     let nothing: &mut [u8] = &mut [];
@@ -311,6 +321,8 @@ pub(crate) fn go_round(socket: &OwnedFd) {
 #[cfg(test)]
 mod tests {
     use super::Wish::{Begin, End, Rest};
+    use portolan_transport::policy::Profile;
+
     use super::*;
 
     const MS: Nanos = 1_000_000;
@@ -460,6 +472,15 @@ mod tests {
             looks.frames += 10 * MANY;
             assert_eq!(looks.poll.look(looks.now, looks.frames), None);
         }
+    }
+
+    // Frames of usual and of long MTUs; policies that grant as much as ours, and less. Expect: more than the policy grants where a look brings more; as the policy says.
+    #[test]
+    fn a_gulp_is_what_a_look_brings() {
+        let (ours, theirs) = (Policy::default(), Profile::Rmpp.policy());
+        assert!(gulp(1_514, &ours) < ours.grant_bytes);
+        assert!(gulp(9_014, &ours) > 2 * ours.grant_bytes);
+        assert_eq!(gulp(9_014, &theirs), 0);
     }
 
     // Many frames, and not one in thirty-two more when we go round for them, again and again; what had been kept back comes at once. Expect: asked to be let off for a

@@ -19,7 +19,7 @@ use crate::credit_budget::CreditBudget;
 use crate::xsk::{CHUNK_SIZE, KickOutcome, MAX_SINGLE_CHUNK_FRAME, TxSlot, Xsk};
 
 use super::bell;
-use super::busy_poll::{BusyPoll, FRAMES_PER_LOOK};
+use super::busy_poll::{BusyPoll, FRAMES_PER_LOOK, gulp};
 use super::counters::EngineCounters;
 use super::crossing::{CrossingReceiver, CrossingSender};
 use super::encap::Encapsulation;
@@ -128,14 +128,17 @@ impl Path {
     }
 
     /// Told to go round for frames, with this, or not any more. Who does finds no more of them at once than a look brings, so the fill ring need not hold more either: what
-    /// it holds is written and read in turn, all by this core then, whose cache it has to fit into beside what applications are given.
+    /// it holds is written and read in turn, all by this core then, whose cache it has to fit into beside what applications are given. And long messages are granted
+    /// what one brings ([`gulp`]).
     pub fn told_to_go_round(&mut self, now: Nanos, socket: Option<OwnedFd>) {
         let frame = usize::from(self.encap.max_frame()) + self.encap.overhead();
         let chunks = frame.div_ceil(MAX_SINGLE_CHUNK_FRAME) as u32 * FRAMES_PER_LOOK;
-        self.xsk.fill_at_most(match socket {
-            Some(_) => chunks,
-            None => u32::MAX,
-        });
+        let (chunks, granted) = match socket {
+            Some(_) => (chunks, gulp(frame, &self.endpoint.config().policy)),
+            None => (u32::MAX, 0),
+        };
+        self.xsk.fill_at_most(chunks);
+        self.endpoint.grant_at_least(now, granted);
         self.busy_poll.told(now, socket);
     }
 

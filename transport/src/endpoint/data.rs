@@ -66,7 +66,7 @@ impl Endpoint {
             long.expect_unasked(&self.config.policy);
         }
         let row = self.longs.insert(long);
-        self.grants.add(row, &long, &self.config.policy);
+        self.grants.add(row, &long, &self.granting);
         let kind = Kind::Placing(row);
         self.push(now, slot, number, Incoming { kind, ..incoming });
         self.give_grants();
@@ -135,7 +135,7 @@ impl Endpoint {
             // be; and the sender will not send it otherwise.
             self.grants.remove(row, long);
             long.granted = range.to;
-            self.grants.add(row, long, &self.config.policy);
+            self.grants.add(row, long, &self.granting);
         }
         self.on_bytes(now, slot, row, range, view, host);
     }
@@ -145,7 +145,7 @@ impl Endpoint {
         if let Some(long) = self.longs.get_mut(row) {
             self.grants.remove(row, long);
             long.expect_unasked(&self.config.policy);
-            self.grants.add(row, long, &self.config.policy);
+            self.grants.add(row, long, &self.granting);
         }
     }
 
@@ -273,7 +273,7 @@ impl Endpoint {
             return;
         };
         let received = long.received + counted;
-        self.grants.received(row, long, received, policy);
+        self.grants.received(row, long, received, &self.granting);
         if long.is_complete() {
             let selective = policy.recovery == Recovery::Selective;
             let (number, buffer) = (long.number, long.buffer);

@@ -163,6 +163,13 @@ impl Grants {
         lapsed
     }
 
+    /// The policy grants something else: who is hungry now?
+    fn again(&mut self, rows: &Slab<LongMessage>, policy: &Policy) {
+        for (row, long) in rows.iter() {
+            self.track(row, long, policy);
+        }
+    }
+
     /// When to look again.
     pub(super) fn look_at(&self) -> Nanos {
         self.watched.first().map_or(Nanos::MAX, |(at, _)| at)
@@ -251,9 +258,24 @@ fn silent_after(policy: &Policy) -> Nanos {
 }
 
 impl Endpoint {
+    /// From now on a long message is granted at least so much, and all together twice that, where the policy says less; with 0 as the policy says. For a receiver that takes
+    /// frames in gulps: half a grant must outlast one, or its senders have nothing that they may send while it swallows. What was granted stays granted.
+    pub fn grant_at_least(&mut self, now: Nanos, bytes: u32) {
+        let policy = &self.config.policy;
+        self.granting = Policy {
+            grant_bytes: policy.grant_bytes.max(bytes),
+            grant_budget_bytes: policy.grant_budget_bytes.max(bytes.saturating_mul(2)),
+            ..*policy
+        };
+        self.train = None;
+        self.grants.tick(now);
+        self.grants.again(&self.longs, &self.granting);
+        self.give_grants();
+    }
+
     /// Spends the budget.
     pub(super) fn give_grants(&mut self) {
-        while let Some(row) = self.grants.give(&mut self.longs, &self.config.policy) {
+        while let Some(row) = self.grants.give(&mut self.longs, &self.granting) {
             let Some(slot) = self.longs.get(row).map(|long| long.stream) else {
                 return;
             };
@@ -268,7 +290,7 @@ impl Endpoint {
     /// What silent senders were granted goes to others.
     #[cold]
     pub(super) fn grants_timeout(&mut self) {
-        let lapsed = self.grants.look(&mut self.longs, &self.config.policy);
+        let lapsed = self.grants.look(&mut self.longs, &self.granting);
         self.counters.grants_lapsed += lapsed;
         self.give_grants();
     }

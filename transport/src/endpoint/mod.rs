@@ -246,6 +246,8 @@ struct Node {
 /// Sends: what the host submits. Received frames are never kept.
 pub struct Endpoint {
     config: Config,
+    /// The policy, as far as grants go ([`Endpoint::grant_at_least`]).
+    granting: Policy,
     nodes: BTreeMap<NodeId, Node>,
     peer_index: BTreeMap<Peer, u32>,
     peers: Slab<PeerEntry>,
@@ -314,6 +316,7 @@ impl Endpoint {
     /// An endpoint without any history.
     pub fn new(config: Config, now: Nanos) -> Self {
         Self {
+            granting: config.policy,
             nodes: BTreeMap::new(),
             peer_index: BTreeMap::new(),
             peers: Slab::new(),
@@ -472,8 +475,7 @@ impl Endpoint {
     pub fn check_consistency(&self) {
         self.timers.check_consistency();
         self.check_train();
-        self.grants
-            .check_consistency(&self.longs, &self.config.policy);
+        self.grants.check_consistency(&self.longs, &self.granting);
         self.check_shares();
         let mut placing = 0;
         for (slot, stream) in self.receive.iter() {

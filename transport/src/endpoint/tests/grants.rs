@@ -228,6 +228,7 @@ fn what_a_silent_sender_was_granted_goes_to_others() {
     for side in &mut pair.sides {
         side.endpoint.config.policy.grant_bytes = 100_000;
         side.endpoint.config.policy.grant_budget_bytes = 100_000;
+        side.endpoint.grant_at_least(0, 0);
         side.endpoint.config.policy.unreachable_after_ms = 60_000;
         side.endpoint.port_opened(PortId(6));
     }
@@ -255,6 +256,81 @@ fn what_a_silent_sender_was_granted_goes_to_others() {
     pair.check_deliveries();
 }
 
+// A long message under way to a receiver that begins to take frames in gulps, then two more, then an end of it. Expect: granted as much as a gulp at once, all together twice that; then nothing
+// until no more is under way than the policy's budget holds; nothing is lost.
+#[test]
+fn who_takes_frames_in_gulps_grants_as_much_as_one() {
+    const GULP: u32 = 600_000;
+    let mut pair = Pair::new(9_000);
+    let policy = Policy::default();
+    let under_way = |pair: &Pair| -> Vec<u64> {
+        let longs = pair.sides[1].endpoint.longs.iter();
+        longs.map(|(_, long)| long.counted()).collect()
+    };
+    pair.send(0, 2, 4_000_000, Nanos::MAX);
+    let granted = |pair: &Pair| under_way(pair).iter().sum::<u64>() > 0;
+    assert!(pair.run_until(SECOND, granted));
+    let before = under_way(&pair)[0];
+    assert!(before <= u64::from(policy.grant_bytes), "{before}");
+    let now = pair.now;
+    pair.sides[1].endpoint.grant_at_least(now, GULP);
+    assert_eq!(under_way(&pair), [u64::from(GULP)]);
+    for _ in 0..2 {
+        pair.send(0, 2, 4_000_000, Nanos::MAX);
+    }
+    let mut most = 0;
+    for _ in 0..40 {
+        pair.step();
+        most = under_way(&pair).iter().sum::<u64>().max(most);
+    }
+    let budget = u64::from(policy.grant_budget_bytes);
+    assert!(
+        most > u64::from(GULP) && most <= u64::from(2 * GULP),
+        "{most}"
+    );
+    let now = pair.now;
+    pair.sides[1].endpoint.grant_at_least(now, 0);
+    let mut left = under_way(&pair).iter().sum::<u64>();
+    while left > budget {
+        pair.step();
+        let now_left = under_way(&pair).iter().sum::<u64>();
+        assert!(now_left <= left, "granted beyond the budget");
+        left = now_left;
+    }
+    for _ in 0..40 {
+        pair.step();
+        assert!(under_way(&pair).iter().sum::<u64>() <= budget);
+    }
+    assert!(pair.run_until(10 * SECOND, Pair::all_settled));
+    pair.check_deliveries();
+}
+
+// Gulps begin and end at any time, on both sides, while frames are lost and overtake each other; the pair's own checks look at every step. Expect: everything arrives once.
+#[test]
+fn gulps_may_begin_and_end_at_any_time() {
+    for frame in [1_472, 9_000] {
+        let mut pair = Pair::new(frame);
+        (pair.loss, pair.late) = (20, 50);
+        for _ in 0..6 {
+            pair.send(0, 2, 700_000, Nanos::MAX);
+            pair.send(1, 1, 300_000, Nanos::MAX);
+        }
+        let mut settled = false;
+        for _ in 0..1_000_000 {
+            let gulp = [0, 64 * u32::from(frame), 2_000_000][pair.dice() as usize % 3];
+            let (side, now) = (pair.dice() as usize % 2, pair.now);
+            pair.sides[side].endpoint.grant_at_least(now, gulp);
+            pair.step();
+            settled = pair.all_settled();
+            if settled {
+                break;
+            }
+        }
+        assert!(settled);
+        pair.check_deliveries();
+    }
+}
+
 // More wait than the policy calls a crowd. Expect: later requests bring no data, until the crowd is gone.
 #[test]
 fn in_a_crowd_requests_travel_alone() {
@@ -263,6 +339,7 @@ fn in_a_crowd_requests_travel_alone() {
         side.endpoint.config.policy.crowd = 3;
         side.endpoint.config.policy.grant_bytes = 2_000;
         side.endpoint.config.policy.grant_budget_bytes = 2_000;
+        side.endpoint.grant_at_least(0, 0);
         (6..20).for_each(|port| side.endpoint.port_opened(PortId(port)));
     }
     pair.send(0, 2, 1, Nanos::MAX);
