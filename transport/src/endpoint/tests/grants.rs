@@ -278,28 +278,21 @@ fn who_takes_frames_in_gulps_grants_as_much_as_one() {
     for _ in 0..2 {
         pair.send(0, 2, 4_000_000, Nanos::MAX);
     }
-    let mut most = 0;
-    for _ in 0..40 {
-        pair.step();
-        most = under_way(&pair).iter().sum::<u64>().max(most);
-    }
     let budget = u64::from(policy.grant_budget_bytes);
-    assert!(
-        most > u64::from(GULP) && most <= u64::from(2 * GULP),
-        "{most}"
-    );
+    let all = |pair: &Pair| under_way(pair).iter().sum::<u64>();
+    assert!(pair.run_until(SECOND, |pair| all(pair) > u64::from(GULP)));
+    let mut left = all(&pair);
+    assert!(left > budget && left <= u64::from(2 * GULP), "{left}");
     let now = pair.now;
     pair.sides[1].endpoint.grant_at_least(now, 0);
-    let mut left = under_way(&pair).iter().sum::<u64>();
     while left > budget {
         pair.step();
-        let now_left = under_way(&pair).iter().sum::<u64>();
-        assert!(now_left <= left, "granted beyond the budget");
-        left = now_left;
+        assert!(all(&pair) <= left, "granted beyond the budget");
+        left = all(&pair);
     }
     for _ in 0..40 {
         pair.step();
-        assert!(under_way(&pair).iter().sum::<u64>() <= budget);
+        assert!(all(&pair) <= budget);
     }
     assert!(pair.run_until(10 * SECOND, Pair::all_settled));
     pair.check_deliveries();
