@@ -303,8 +303,8 @@ impl BusyPoll {
     }
 }
 
-/// What a long message is granted at least by who goes round, where frames are at most so long: as much as a look brings. With less its sender has nothing that it may send
-/// while we read that, which is at an MTU of 9,000 all that is granted otherwise. Nothing of the kind where the policy is to grant less than ours does.
+/// What a long message is granted at least by who goes round, where frames are at most so long: as much as a look brings, at an MTU of 9,000 twice what it is granted otherwise. With less
+/// its sender has nothing that it may send while we read. Nothing of the kind where the policy is to grant less than ours does.
 pub fn gulp(frame: usize, policy: &Policy) -> u32 {
     match policy.grant_bytes < Policy::default().grant_bytes {
         true => 0,
