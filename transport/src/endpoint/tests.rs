@@ -54,6 +54,13 @@ fn config(node: u16, frame: u16) -> Config {
     }
 }
 
+impl Endpoint {
+    /// Another policy than at the beginning.
+    fn obey(&mut self, policy: Policy) {
+        (self.config.policy, self.granting) = (policy, policy);
+    }
+}
+
 impl Pair {
     fn new(frame: u16) -> Self {
         let side = |node| {

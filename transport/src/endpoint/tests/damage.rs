@@ -15,7 +15,7 @@ const JUMPS: [i32; 12] = [
 fn under_way(profile: Profile) -> (Pair, Vec<u32>) {
     let mut pair = Pair::new(1472);
     for side in &mut pair.sides {
-        side.endpoint.config.policy = profile.policy();
+        side.endpoint.obey(profile.policy());
     }
     for _ in 0..10 {
         pair.send(0, 2, 100, Nanos::MAX);

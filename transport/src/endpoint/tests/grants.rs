@@ -226,9 +226,7 @@ fn neither_priority_starves_the_other() {
 fn what_a_silent_sender_was_granted_goes_to_others() {
     let mut pair = Pair::new(1472);
     for side in &mut pair.sides {
-        side.endpoint.config.policy.grant_bytes = 100_000;
-        side.endpoint.config.policy.grant_budget_bytes = 100_000;
-        side.endpoint.grant_at_least(0, 0);
+        side.endpoint.obey(policy(100_000, 100_000));
         side.endpoint.config.policy.unreachable_after_ms = 60_000;
         side.endpoint.port_opened(PortId(6));
     }
@@ -329,10 +327,8 @@ fn gulps_may_begin_and_end_at_any_time() {
 fn in_a_crowd_requests_travel_alone() {
     let mut pair = Pair::new(1472);
     for side in &mut pair.sides {
+        side.endpoint.obey(policy(2_000, 2_000));
         side.endpoint.config.policy.crowd = 3;
-        side.endpoint.config.policy.grant_bytes = 2_000;
-        side.endpoint.config.policy.grant_budget_bytes = 2_000;
-        side.endpoint.grant_at_least(0, 0);
         (6..20).for_each(|port| side.endpoint.port_opened(PortId(port)));
     }
     pair.send(0, 2, 1, Nanos::MAX);

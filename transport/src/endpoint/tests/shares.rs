@@ -9,7 +9,7 @@ use crate::wire::frame::FRAME_HEADER_LEN;
 pub(super) fn connected(policy: Policy) -> Pair {
     let mut pair = Pair::new(1472);
     for side in &mut pair.sides {
-        side.endpoint.config.policy = policy;
+        side.endpoint.obey(policy);
         side.host.provide(2000);
     }
     pair.send(0, 2, 1, Nanos::MAX);
