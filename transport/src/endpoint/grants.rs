@@ -19,7 +19,7 @@
 //! (it may have been used already).
 //!
 //! Invariants: `under_way` is the sum of `granted - received`, unasked bytes left out, over messages that are not silent, per priority; it exceeds the budget only
-//! by what silent ones woke up with; exactly the hungry messages stand in the heaps; watched are those with bytes
+//! by what silent ones woke up with, and after an end of gulps ([`Endpoint::grant_at_least`]) by what was granted during them; exactly the hungry messages stand in the heaps; watched are those with bytes
 //! under way.
 
 use super::Endpoint;
@@ -259,7 +259,7 @@ fn silent_after(policy: &Policy) -> Nanos {
 
 impl Endpoint {
     /// From now on a long message is granted at least so much, and all together twice that, where the policy says less; with 0 as the policy says. For a receiver that takes
-    /// frames in gulps: half a grant must outlast one, or its senders have nothing that they may send while it swallows. What was granted stays granted.
+    /// frames in gulps: a grant must hold one, or its senders have nothing that they may send while it swallows. What was granted stays granted.
     pub fn grant_at_least(&mut self, now: Nanos, bytes: u32) {
         let policy = &self.config.policy;
         self.granting = Policy {
