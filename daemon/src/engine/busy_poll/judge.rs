@@ -3,7 +3,7 @@
 //! | a trial, from the look on with which we go round | |
 //! |---|---|
 //! | more frames in [`TRIAL`] looks than before, after [`SETTLING`] | it pays, for [`BELIEVED_NS`] and longer; then it is compared anew |
-//! | not more, or plainly fewer after [`SHORT_TRIAL`] | it does not, for [`RETRY_NS`] and longer; or, but for the third time in a row, until the stream pauses: the next one may be another |
+//! | not more, or plainly fewer after [`SHORT_TRIAL`] | it does not, for [`RETRY_NS`] and longer; or until the stream pauses, as the next one may be another, but not once it was so long as [`LONGEST_NS`] |
 //! | ended as there were few frames, and from the beginning | the same: perhaps they come no more because of us |
 //! | ended as there were few frames later | it was none |
 //!
@@ -22,7 +22,7 @@ pub const SHORT_TRIAL: u32 = 8;
 const WORSE: (u64, u64) = (9, 8);
 /// It pays if there are more than thirty-three for thirty-two.
 const BETTER: (u64, u64) = (33, 32);
-/// How long a trial is believed that went well, and one that did not: twice and four times as long each time (of the second, each time in a row), up to the third,
+/// How long a trial is believed that went well, and one that did not: twice as long each time (of the second, each time in a row), up to the third,
 /// until there were few frames for [`CALM_NS`]. The second is not long at first, as what shares a machine with us may decide a trial the wrong way (docs/tuning.md);
 /// nor is it short, as a trial takes some 50 ms in which a stream may be a quarter slower: 3 % of the time between two.
 const BELIEVED_NS: Nanos = 1_000_000_000;
@@ -83,9 +83,9 @@ enum Verdict {
     DoesNot,
 }
 
-/// So many times as long as the last time.
-fn longer(last: Nanos, times: u64, least: Nanos) -> Nanos {
-    last.saturating_mul(times).clamp(least, LONGEST_NS)
+/// Twice as long as the last time.
+fn longer(last: Nanos, least: Nanos) -> Nanos {
+    last.saturating_mul(2).clamp(least, LONGEST_NS)
 }
 
 /// Compares what came by itself with what came since we go round.
@@ -177,7 +177,7 @@ impl Judge {
         let pays = self.now.beats(self.before, BETTER);
         match pays {
             true => {
-                (self.believed, self.rested) = (longer(self.believed, 2, BELIEVED_NS), 0);
+                (self.believed, self.rested) = (longer(self.believed, BELIEVED_NS), 0);
                 self.verdict = Verdict::Pays(now.saturating_add(self.believed));
             }
             false => self.rest(now),
@@ -187,7 +187,7 @@ impl Judge {
 
     /// It does not pay.
     fn rest(&mut self, now: Nanos) {
-        self.rested = longer(self.rested, 4, RETRY_NS);
+        self.rested = longer(self.rested, RETRY_NS);
         self.verdict = Verdict::DoesNot;
         self.rest_until = now.saturating_add(self.rested);
         self.or_pause = self.alone && self.rested < LONGEST_NS;
