@@ -2,7 +2,7 @@
 //!
 //! Every active peer node may at any time fill its eager credit and its control reserve unasked, and long messages fill what was
 //! granted. All of it is counted in UMEM buffers and must fit into the receive share, or the configuration is refused. Where the
-//! policy bounds the sum of all eager credit, peers beyond it have none and only the bound counts. An engine that goes round grants more than the sum has (`engine/busy_poll.rs`): what
+//! policy bounds the sum of all eager credit, peers beyond it have none and only the bound counts. An engine that goes round grants more than the sum has (`engine/busy_poll/`): what
 //! it has no buffer for yet waits in the veth's queue. Once it ends, until that is used up, what overflows is lost as on any wire.
 //!
 //! The same sum, for the peers there are, is how deep an engine keeps its fill ring, without the grants while there are none (`engine/fill_depth.rs`).

@@ -26,7 +26,7 @@
 //! | `wedge.rs` | a queue that stands still |
 //! | `wait.rs` | waiting without work |
 //! | `clock.rs` | what time it is |
-//! | `busy_poll.rs` | going round for frames instead of the kernel |
+//! | `busy_poll/` | going round for frames instead of the kernel; whether it pays |
 //! | `sandbox.rs` | what may be asked of the kernel |
 //! | `counters.rs`, `latency.rs` | what is counted |
 //! | `tap.rs` | copies of frames, for who captures them |
