@@ -90,6 +90,11 @@ pub enum Deed {
         time: Nanos,
     },
     Weather(Impairment),
+    /// Not a fault: an engine goes round for frames, and grants what one look brings, or does not any more.
+    Grant {
+        engine: usize,
+        bytes: u32,
+    },
 }
 
 /// The whole run.
@@ -178,8 +183,23 @@ impl Plan {
         if !calm {
             plan.draw_faults(&mut rng);
         }
+        plan.draw_grants(&mut Rng::new(seed ^ 0x6772_616e));
         plan.deeds.sort_by_key(|deed| deed.0);
         plan
+    }
+
+    /// By a generator of its own: what else a seed does does not depend on it.
+    fn draw_grants(&mut self, rng: &mut Rng) {
+        if !rng.chance(500) {
+            return;
+        }
+        let engines = self.setup.policies.len() as u64 * u64::from(self.setup.queues);
+        for _ in 0..rng.between(5, 80) {
+            let engine = rng.below(engines) as usize;
+            let bytes = *rng.pick(&[0, 0, 30_000, 93_000, 487_000]);
+            self.deeds
+                .push((rng.below(self.safety_ns), Deed::Grant { engine, bytes }));
+        }
     }
 
     fn node(&self, rng: &mut Rng) -> NodeId {

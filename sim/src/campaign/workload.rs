@@ -242,6 +242,7 @@ impl Workload {
             }
             Deed::Open { node, port } => self.open(cluster, node, port),
             Deed::Lag { engine, time } => cluster.lag(engine, time),
+            Deed::Grant { engine, bytes } => cluster.grant(engine, bytes),
             Deed::Weather(impairment) => cluster.network.impairment = impairment,
         }
     }

@@ -54,6 +54,15 @@ fn later(before: Option<u32>, now: u32) -> Option<u32> {
     )
 }
 
+/// Of what was said by engines, each with its epoch: what the newer one said, and of one engine the later count.
+fn newer(before: Option<(u32, u32)>, now: (u32, u32)) -> Option<(u32, u32)> {
+    match before {
+        Some((epoch, _)) if serial_lt(now.0, epoch) => before,
+        Some((epoch, sent)) if epoch == now.0 => later(Some(sent), now.1).map(|sent| (epoch, sent)),
+        _ => Some(now),
+    }
+}
+
 /// What one engine sent to one peer.
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
@@ -66,8 +75,8 @@ struct Account {
     seen: Option<u32>,
     /// The highest one in a frame that may or may not have counted: a handshake, or one of an engine that has a successor.
     heard: Option<u32>,
-    /// Engine epoch and `sent_buffers` of the newest handshake that arrived: the epoch's first ordinary frame may be overtaken by its
-    /// predecessor's.
+    /// Newest engine epoch of a handshake that arrived, and the highest `sent_buffers` of these: the epoch's first ordinary frame may be
+    /// overtaken by its predecessor's. What arrived at our own predecessor counts, too, and not only handshakes: we may have heard it instead.
     greeted: Option<(u32, u32)>,
     /// The peer wants back what is left, which is then counted as sent.
     called_back: bool,
@@ -158,6 +167,10 @@ impl Check for Credits {
                 (Some(seen), heard) => later(heard, seen),
                 (None, heard) => heard,
             };
+            let greeted = match (account.association.theirs.1, account.seen) {
+                (Some(epoch), Some(seen)) => newer(account.greeted, (epoch, seen)),
+                _ => account.greeted,
+            };
             *account = Account {
                 association: Association {
                     ours,
@@ -167,6 +180,7 @@ impl Check for Credits {
                 limit: header.sent_buffers.wrapping_add(eager.max(own)),
                 newest: seen.id,
                 heard: heard.filter(|_| account.association.ours.0 == ours.0),
+                greeted: greeted.filter(|_| account.association.ours.0 == ours.0),
                 ..Account::default()
             };
             return Ok(());
@@ -274,7 +288,7 @@ impl Check for Credits {
         }
         account.called_back |= header.return_credit;
         if only(seen, is_handshake) {
-            account.greeted = Some((header.engine_epoch, header.sent_buffers));
+            account.greeted = newer(account.greeted, (header.engine_epoch, header.sent_buffers));
         }
         let place = if believed {
             &mut account.seen

@@ -17,6 +17,8 @@ pub enum Command {
     Cancel(SendId),
     Resume(StreamKey),
     Drop(StreamKey),
+    /// Long messages are granted at least so many bytes: it goes round for frames, or with 0 does not any more.
+    Grant(u32),
     /// A node restarted: its frames may be this long.
     Node(portolan_transport::ident::NodeId),
 }

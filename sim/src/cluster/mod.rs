@@ -392,6 +392,14 @@ impl Cluster {
         self.engines[engine].read_lag = time;
     }
 
+    /// The engine grants long messages at least so many bytes; a successor of it does not.
+    pub fn grant(&mut self, engine: usize, bytes: u32) {
+        self.engines[engine]
+            .commands
+            .push_back(Command::Grant(bytes));
+        self.wake(engine, self.now);
+    }
+
     /// All faults are over: the network is perfect, every engine runs, applications are prompt.
     pub fn heal(&mut self) {
         self.network.heal();

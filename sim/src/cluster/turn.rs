@@ -186,6 +186,7 @@ impl Cluster {
                 }
                 Command::Resume(stream) => endpoint.resume_sending(at, stream),
                 Command::Drop(stream) => endpoint.drop_sends(at, stream, host),
+                Command::Grant(bytes) => endpoint.grant_at_least(at, bytes),
                 Command::Node(node) => {
                     endpoint.set_node(at, node, max_frame);
                 }

@@ -1,7 +1,7 @@
 //! `cargo xtask sim --mutants`: does the simulator notice bugs?
 //!
 //! Problem: a checker that never fails proves nothing. Idea: `sim/mutants.toml` lists bugs as textual changes to the transport. Each
-//! is made in a copy of `transport/` and `sim/` under `target/mutants`, built, and run over seeds until a checker objects.
+//! is made in a copy of `crc/`, `transport/` and `sim/` under `target/mutants`, built, and run over seeds until a checker objects.
 //! One that survives is a hole in the simulator. A change whose text is not found exactly once is an error: the code moved on.
 
 use std::collections::BTreeSet;
@@ -112,12 +112,14 @@ impl Mutant {
     }
 }
 
-/// A workspace of the two crates alone.
+/// A workspace of the simulator and what it is made of.
 fn copy_tree(tree: &Path) -> Result<()> {
     if tree.exists() {
         fs::remove_dir_all(tree)?;
     }
     for part in [
+        "crc/src",
+        "crc/Cargo.toml",
         "transport/src",
         "transport/Cargo.toml",
         "sim/src",
@@ -129,7 +131,8 @@ fn copy_tree(tree: &Path) -> Result<()> {
     let manifest = fs::read_to_string(root().join("Cargo.toml"))?;
     let mut lines: Vec<&str> = manifest.lines().collect();
     let members = lines.iter_mut().find(|line| line.starts_with("members = "));
-    *members.context("Cargo.toml names no members")? = "members = [\"transport\", \"sim\"]";
+    *members.context("Cargo.toml names no members")? =
+        "members = [\"crc\", \"transport\", \"sim\"]";
     fs::write(tree.join("Cargo.toml"), lines.join("\n") + PROFILE)?;
     Ok(())
 }
