@@ -23,14 +23,14 @@ const WORSE: (u64, u64) = (9, 8);
 /// It pays if there are more than thirty-three for thirty-two.
 const BETTER: (u64, u64) = (33, 32);
 /// How long a trial is believed that went well, and one that did not: twice as long each time (of the second, each time in a row), up to the third,
-/// until there were few frames for [`CALM_NS`]. The second is not long at first, as what shares a machine with us may decide a trial the wrong way (docs/tuning.md);
+/// until there were not many frames for [`CALM_NS`]. The second is not long at first, as what shares a machine with us may decide a trial the wrong way (docs/tuning.md);
 /// nor is it short, as a trial takes some 50 ms in which a stream may be a quarter slower: 3 % of the time between two.
 const BELIEVED_NS: Nanos = 1_000_000_000;
 const RETRY_NS: Nanos = 500_000_000;
 const LONGEST_NS: Nanos = 8_000_000_000;
 const CALM_NS: Nanos = 1_000_000_000;
-/// Few frames for so long are a pause.
-const PAUSE_NS: Nanos = 4_000_000;
+/// So long without many frames is a pause: another stream may come after it, also where what came meanwhile is more than few.
+const QUIET_NS: Nanos = 4_000_000;
 
 /// Frames over some time.
 #[derive(Clone, Copy, Default)]
@@ -106,7 +106,7 @@ pub struct Judge {
     /// How long the last trial that went well is believed; the last one that did not, or 0 after one that did.
     believed: Nanos,
     rested: Nanos,
-    /// How long there were few frames.
+    /// How long there were not many frames.
     calm: Nanos,
 }
 
@@ -136,7 +136,7 @@ impl Judge {
             self.calm = 0;
         } else {
             self.calm = self.calm.saturating_add(seen.ns);
-            if self.or_pause && self.calm >= PAUSE_NS {
+            if self.or_pause && self.calm >= QUIET_NS {
                 self.rest_until = 0;
             }
             if self.calm >= CALM_NS {
